@@ -29,10 +29,10 @@ def parse(source: str) -> Call:
     return call
 
 
-def _subclasses(base: type) -> dict[str, type]:
-    found = {one.__name__: one for one in base.__subclasses__()}
+def _subclasses(base: type[PlainValues]) -> dict[str, object]:
+    found: dict[str, object] = {}
     for one in base.__subclasses__():
-        found |= _subclasses(one)
+        found |= {one.__name__: one} | _subclasses(one)
     return found
 
 

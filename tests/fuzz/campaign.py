@@ -44,7 +44,6 @@ SANITIZED: Generators = {
 
 
 def generators(sanitize: bool) -> Generators:
-    """Returns the generators to run with the normal extension, or with the sanitized one."""
     return SANITIZED if sanitize else GENERATORS
 
 
@@ -75,8 +74,6 @@ class Finding:
 
 @dataclass
 class Report:
-    """Outcome of a campaign."""
-
     name: str
     calls: int = 0
     seeds: list[int] = field(default_factory=list)

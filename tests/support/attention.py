@@ -140,7 +140,6 @@ class AttentionCase(AnyCase):
         of q and k but for the width, which is 1."""
 
     def options(self, x: Inputs) -> dict[str, Any]:
-        """Returns the keyword arguments of the operator."""
         return {
             "mask": self.make_mask(x.q.device),
             "bias": self.bias_of(x),
@@ -154,7 +153,6 @@ class AttentionCase(AnyCase):
         }
 
     def make_mask(self, device: Device = "cpu") -> Mask | None:
-        """Returns the argument `mask` on a device."""
         mask = mask_of(self.mask, self.sizes)
         return None if mask is None else mask.to(device)
 

@@ -59,14 +59,11 @@ class AnyCase(PlainValues, ABC):
         """Returns the exact results, and the allowed error of each element."""
 
     def generator(self) -> torch.Generator:
-        """Returns a random generator whose seed is a function of the name and the seed."""
         text = f"{self.name}{self.seed or ''}"
         return torch.Generator().manual_seed(zlib.crc32(text.encode()))
 
 
 class Expected(NamedTuple):
-    """Reference values of a case."""
-
     exact: Outputs
     """plain torch in float64"""
     plain: Outputs
@@ -129,6 +126,5 @@ def lay_out(x: Tensor, layout: Layout) -> Tensor:
 
 
 def named(cases: Sequence[AnyCase], *names: str) -> list[Any]:
-    """Returns the cases of these names, in the order of the names."""
     by_name = {case.name: case for case in cases}
     return [by_name[name] for name in names]

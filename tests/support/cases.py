@@ -38,8 +38,6 @@ from transformer_kernels.masks.constraints import Align
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Case(AttentionCase):
-    """One call of `attention`."""
-
     B: int = 2
     M: int = 67
     N: int = 131

@@ -104,7 +104,6 @@ def aimed_ctas(count: int) -> AbstractContextManager[None]:
 
 
 def latest_launch() -> str:
-    """Name of the kernel launched last."""
     return str(_operators().latest_launch())
 
 
@@ -115,7 +114,6 @@ def want_poison(wanted: bool) -> None:
 
 
 def poisoned_bytes() -> int:
-    """Number of bytes filled with NaN so far."""
     return int(_operators().poisoned_bytes())
 
 
@@ -139,13 +137,11 @@ def load(config: Emulation) -> str:
 
 
 def build(config: Emulation) -> Path:
-    """Builds the library if it is outdated."""
     output, units = f"{folder(config)}/emulated.so", config.units(find_torch(), ROOT)
     return libraries.build(output, units, toolchain(), "the emulated CUDA kernels")
 
 
 def folder(config: Emulation) -> str:
-    """The folder of the library and its objects, relative to ROOT."""
     return f"build/emulator{config.suffix}"
 
 

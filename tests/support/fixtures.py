@@ -66,7 +66,6 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def deterministic() -> Iterator[None]:
-    """Enables deterministic algorithms."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)

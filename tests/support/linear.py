@@ -104,7 +104,6 @@ class LinearCase(AnyCase):
 
     @property
     def keys(self) -> int:
-        """Rows of keys."""
         return sum(self.packed or self.steps) + self.trailing or self.N * (not self.packed)
 
     @property
@@ -244,7 +243,6 @@ class LinearCase(AnyCase):
             yield LinearPart(q, k, v, own, S, z, hidden, *options)
 
     def joined(self, name: str, values: list[Tensor]) -> Tensor:
-        """Returns the result of the call from those of its parts."""
         if name == "dlog_decay" and self.decay == "head":
             return torch.stack([value.sum((0, 2)) for value in values]).sum(0)
         if not self.packed:
@@ -255,7 +253,6 @@ class LinearCase(AnyCase):
         return torch.cat([rows, rows.new_zeros(self.trailing, *rows.shape[1:])])
 
     def results(self, x: LinearInputs, parts: list[Results]) -> Outputs:
-        """Returns the results of the call from those of its parts, and gradients."""
         o, S, z = (
             self.joined(name, list(values))
             for name, values in zip(("o", "S_end", "z_end"), zip(*parts, strict=True), strict=True)

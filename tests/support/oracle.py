@@ -179,7 +179,6 @@ class Part:
         )  # fmt: skip
 
     def weights(self) -> tuple[Tensor, Tensor]:
-        """Returns the weights before dropout, and lse."""
         return plain_weights(self.q, self.k, **self._options())
 
     def _options(self) -> dict[str, Any]:
@@ -187,7 +186,6 @@ class Part:
         return {name: getattr(self, name) for name in names}
 
     def dropped(self, weights: Tensor) -> Tensor:
-        """Returns the weights after dropout."""
         if self.keep_mask is None:
             return weights
         return weights * self.keep_mask * keep_factor(self.dropout_p)

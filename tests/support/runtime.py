@@ -12,7 +12,6 @@ from torch.utils import deterministic
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Context manager in which torch runs on `count` threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

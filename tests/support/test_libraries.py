@@ -109,7 +109,6 @@ int main(int, char** argv) {
 
 
 def run_sanitized(program: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program with the sanitized extension in a child process."""
     return subprocess.run(
         [sys.executable, "-c", START + program, str(libraries.build_sanitized())],
         cwd=ROOT,
@@ -192,7 +191,6 @@ print(json.dumps({
 
 
 def output_of(*words: str) -> str:
-    """Output of a Python command in a new process, which must succeed."""
     command = [sys.executable, *words]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -38,6 +38,10 @@ def table(cases: Sequence[Any]) -> list[dict[str, Any]]:
     return [{"case": case, "backend": backend, "dtype": dtype} for case, backend, dtype in ways]
 
 
+def features_of(cases: Sequence[Any]) -> set[tuple[str, Any]]:
+    return set(itertools.chain(*map(features, cases)))
+
+
 def kinds(found: Set[tuple[str, Hashable]]) -> set[tuple[str, Hashable]]:
     """The kinds of masks, and the options without their values."""
     return {(name, value if name == "mask" else None) for name, value in found}
@@ -52,23 +56,22 @@ def item(name: str, *marks: str, **parameters: Any) -> Any:
 
 def test_features_are_sizes_options_and_kinds_of_masks() -> None:
     plain, other = Case(name="plain"), Case(name="other", M=7, mask=(CAUSAL, padding()))
-    assert features(plain) == frozenset()
+    assert set(features(plain)) == set()
     window = "Window top_left unbounded False"
     kinds = {("mask", window), ("mask", "KeyRange"), ("masks", ("KeyRange", window))}
-    assert features(other) == {("M", 7), *kinds}
+    assert set(features(other)) == {("M", 7), *kinds}
 
 
 @pytest.mark.parametrize("cases", [CASES, VARLEN_CASES, DECODE_CASES], ids=lambda x: x[0].name)
 def test_every_backend_has_every_option_and_every_value_is_tested(cases: Sequence[Any]) -> None:
     parameters = table(cases)
     chosen = [parameters[index] for index in cover(parameters)]
-    everything = frozenset[Any]().union(*map(features, cases))
-    assert frozenset[Any]().union(*(features(one["case"]) for one in chosen)) == everything
+    everything = features_of(cases)
+    assert features_of([one["case"] for one in chosen]) == everything
     options = kinds({one for one in everything if one[0] != "masks" and type(one[1]) is not int})
     for backend in BACKENDS:
         own = [one for one in chosen if one["backend"] == backend]
-        found = frozenset[Any]().union(*(features(one["case"]) for one in own))
-        assert kinds(found) >= options
+        assert kinds(features_of([one["case"] for one in own])) >= options
         assert {one["dtype"] for one in own} == {*DTYPES}
     assert len(chosen) < len(parameters) / 4
 
@@ -133,7 +136,8 @@ def test_costs_are_seconds_of_the_reference_machine() -> None:
     assert COSTS.of("tests/a/t.py::new", 3) == UNMEASURED
 
 
-def test_a_folder_beyond_its_budget_is_refused_with_its_dearest_tests() -> None:
+def test_a_folder_beyond_or_without_a_budget_is_refused() -> None:
+    """With its dearest tests."""
     COSTS.check(["tests/a/t.py::dear", "tests/a/t.py::new", "tests/a/b/t.py::new"])
     with pytest.raises(pytest.UsageError) as error:
         COSTS.check(["tests/a/t.py::dear", "tests/a/t.py::new[0]", "tests/a/t.py::slow"])
@@ -142,24 +146,17 @@ def test_a_folder_beyond_its_budget_is_refused_with_its_dearest_tests() -> None:
     assert message.index("1.8  tests/a/t.py::dear") < message.index("1.0  tests/a/t.py::slow")
     with pytest.raises(pytest.UsageError, match=r"tests/a/b: 2\.0 s of 1"):
         COSTS.check(["tests/a/b/t.py::new", "tests/a/b/t.py::slow"])
-
-
-def test_a_folder_without_a_budget_is_refused() -> None:
     with pytest.raises(pytest.UsageError, match="has no budget for its folder"):
         COSTS.check(["tests/c/t.py::new"])
 
 
-@pytest.fixture
-def _durations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of durations, on a machine where the fixed loop takes a second."""
-    monkeypatch.setattr(budget, "DURATIONS", tmp_path / "durations.json")
-    monkeypatch.setattr(budget, "calibrate", lambda: 1.0)
-
-
-@pytest.mark.usefixtures("_durations")
-def test_durations_are_recorded_in_seconds_of_the_first_machine() -> None:
+def test_durations_are_recorded_in_seconds_of_the_first_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An item has several phases; the record is the mean of the items. Tests that are gone have no
     record."""
+    monkeypatch.setattr(budget, "DURATIONS", tmp_path / "durations.json")
+    monkeypatch.setattr(budget, "calibrate", lambda: 1.0)  # the seconds of the fixed loop
     here = "tests/support/test_tiers.py::"
     known, other = here + "test_costs_are_seconds_of_the_reference_machine", here + "table"
     Records("a slow one", 2.0, {known: 9.0, other: 3.0, "tests/gone.py::test": 1.0}).write()

@@ -23,8 +23,6 @@ LENGTHS = ((67, 67), (0, 3), (5, 131), (3, 0), (0, 0), (64, 64), (1, 70), (33, 2
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class VarlenCase(AttentionCase):
-    """One call of `attention_varlen`."""
-
     lengths: tuple[tuple[int, int], ...] = LENGTHS
     """queries and keys of each sequence"""
     trailing: tuple[int, int] = (0, 0)

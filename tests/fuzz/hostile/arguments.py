@@ -55,8 +55,6 @@ VARIANTS = (
 
 @dataclass(frozen=True)
 class Function:
-    """A function under test."""
-
     call: Callable[..., object]
     arguments: Callable[[Variant, str], Arguments]
     """Returns all arguments by name, for a backend. Each is valid."""
@@ -372,7 +370,6 @@ def table(variant: Variant, M: int, N: int) -> Tensor:
 
 
 def keys(variant: Variant, M: int, N: int) -> Tensor:
-    """Keys of all distances."""
     return torch.ones(H, max(M + N - 1, 0), D, dtype=variant.dtype)
 
 

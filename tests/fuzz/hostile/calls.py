@@ -18,13 +18,7 @@ from torch import Tensor
 
 import transformer_kernels
 from tests.fuzz.calls import Call
-from tests.fuzz.hostile.arguments import (
-    FUNCTIONS,
-    OPERATORS,
-    SCALAR_ARGUMENTS,
-    VARIANTS,
-    Arguments,
-)
+from tests.fuzz.hostile.arguments import FUNCTIONS, OPERATORS, SCALAR_ARGUMENTS, VARIANTS, Arguments
 from tests.fuzz.hostile.values import NEVER_VALID, VALUES
 from transformer_kernels.integrations.torch_sdpa import ArgumentTypeError, ArgumentValueError
 
@@ -40,16 +34,8 @@ OUT_OF_MEMORY = re.compile("(can't|cannot) allocate memory|out of memory", re.IG
 OF_TORCH = ("tensor: fake", "tensor: batched")
 """Tensors of torch's tracers, which torch itself refuses among plain ones, with its own errors."""
 ALSO_NAMED = (
-    "backend",
-    "mask",
-    "bias",
-    "relative",
-    "slopes",
-    "table",
-    "keys",
-    "cache",
-    "page_size",
-)
+    "backend", "mask", "bias", "relative", "slopes", "table", "keys", "cache", "page_size",
+)  # fmt: skip
 """Names in messages beside those of arguments: parts of a mask, a bias or a cache."""
 ALLOCATING = (
     "Mask.materialize", "Mask.show", "alibi_slopes",
@@ -132,12 +118,11 @@ class Hostile(Call):
         o = result[0] if isinstance(result, tuple) else result
         q = given.get("q", given.get("query", given.get("_attention", {}).get("q")))
         if isinstance(o, Tensor) and q is not None:
-            if self.mode != "autocast":
-                assert o.dtype == q.dtype, f"returned {o.dtype} for {q.dtype}"
-            if "query" not in given:  # its leading dimensions broadcast
-                assert o.shape[:-1] == q.shape[:-1], (
-                    f"returned {tuple(o.shape)} for {tuple(q.shape)}"
-                )
+            has_dtype = o.dtype == q.dtype or self.mode == "autocast"
+            assert has_dtype, f"returned {o.dtype} for {q.dtype}"
+            # Leading dimensions of `query` broadcast.
+            has_shape = o.shape[:-1] == q.shape[:-1] or "query" in given
+            assert has_shape, f"returned {tuple(o.shape)} for {tuple(q.shape)}"
 
 
 def _raised_in(error: BaseException) -> Path:
@@ -159,7 +144,6 @@ def is_operator(function: str) -> bool:
 
 @functools.cache
 def arguments_of(function: str) -> tuple[str, ...]:
-    """Returns the names of the arguments that a call can have wrong."""
     every, _ = FUNCTIONS[function].given(VARIANTS[0], "cpu")
     return tuple(name for name in every if not name.startswith("_"))
 

@@ -94,12 +94,10 @@ def valid_calls(draw: Draw, backend: str, *kinds: DrawCase) -> Valid:
 
 
 def rarely(draw: Draw, one_in: int = 8) -> bool:
-    """True in one of so many calls."""
     return draw(st.integers(0, one_in - 1)) == one_in - 1
 
 
 def sizes(draw: Draw, backend: str) -> dict[str, Any]:
-    """Fields of the cases of all operators."""
     limits = LIMITS[backend]
     D, H_kv = draw(limits.widths()), draw(st.integers(1, limits.heads))
     return {
@@ -113,7 +111,6 @@ def sizes(draw: Draw, backend: str) -> dict[str, Any]:
 
 
 def _scores(draw: Draw, dtype: str) -> dict[str, Any]:
-    """Fields of `AttentionCase`."""
     return {
         "scale": draw(st.sampled_from(_SCALES)) if rarely(draw) else None,
         "softcap": draw(st.sampled_from([5.0, 0.5, 1e35])) if rarely(draw) else None,
@@ -124,7 +121,6 @@ def _scores(draw: Draw, dtype: str) -> dict[str, Any]:
 
 
 def _differentiable(draw: Draw, fields: dict[str, Any]) -> dict[str, Any]:
-    """The results that are wanted."""
     relative = fields.get("relative")
     names = ["q", "k", "v"]
     names += ["bias"] * bool(fields.get("bias")) + ["sinks"] * fields["sinks"]
@@ -213,10 +209,8 @@ def decode(draw: Draw, backend: str, dtype: str) -> DecodeCase:
     cache_seqlens = draw(st.lists(length, min_size=1, max_size=4).map(tuple))
     index = draw(st.sampled_from(_INDICES))
     if rarely(draw):
-        bounds = st.lists(
-            st.integers(-3, max(cache_seqlens) + 3),
-            min_size=len(cache_seqlens), max_size=len(cache_seqlens),
-        ).map(tuple)  # fmt: skip
+        bound, B = st.integers(-3, max(cache_seqlens) + 3), len(cache_seqlens)
+        bounds = st.lists(bound, min_size=B, max_size=B).map(tuple)
         keys = KeyRange(start=draw(bounds), end=draw(bounds), dtype=index)
         others = {None: (CAUSAL_END,), (): ()}.get(fields["mask"], (fields["mask"],))
         fields["mask"] = (*others, keys)
@@ -234,8 +228,7 @@ def decode(draw: Draw, backend: str, dtype: str) -> DecodeCase:
 
 
 def sdpa(draw: Draw, backend: str, dtype: str) -> SdpaCase:
-    limits = LIMITS[backend]
-    fields = sizes(draw, backend) | _scores(draw, dtype)
+    limits, fields = LIMITS[backend], sizes(draw, backend) | _scores(draw, dtype)
     fields |= {"softcap": None, "sinks": False, "bias_is_float32": False}
     mask: tuple[Constraint, ...] = (CAUSAL,) if draw(st.booleans()) else ()
     kind = draw(st.sampled_from([None, "mask", "bias"]))
@@ -244,14 +237,13 @@ def sdpa(draw: Draw, backend: str, dtype: str) -> SdpaCase:
     if kind == "bias":
         fields["bias"] = draw(st.sampled_from(_BIASES))
         fields["bias_hides"] = rarely(draw)
-    wanted = _differentiable(draw, fields)["requires_grad"]
+    fields["requires_grad"] = _differentiable(draw, fields)["requires_grad"]
     return SdpaCase(
         B=draw(st.integers(1, 3)),
         M=draw(limits.lengths(1)),
         N=draw(limits.lengths(1)),
         mask=mask,
         hidden=draw(st.sampled_from(_HIDDEN)),
-        requires_grad=wanted,
         replaced=draw(st.booleans()),
         **fields,
     )
@@ -313,13 +305,8 @@ def _window(draw: Draw, length: int) -> Window:
 
 
 def _side(length: int) -> st.SearchStrategy[int | None]:
-    return st.one_of(
-        st.just(0),
-        st.none(),
-        st.integers(0, 20),
-        st.integers(-20, -1),
-        st.integers(-length, length),
-    )
+    near = (st.integers(0, 20), st.integers(-20, -1))
+    return st.one_of(st.just(0), st.none(), *near, st.integers(-length, length))
 
 
 def _key_range(draw: Draw, length: int) -> KeyRange:
