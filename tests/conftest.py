@@ -83,16 +83,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     from tests.support.tiers import dearest_first, quick_items
 
     if not torch.cuda.is_available():
-        _keep(config, items, lambda item: item.get_closest_marker("gpu") is None)
+        _keep(items, lambda item: item.get_closest_marker("gpu") is None)
     tier, share = config.getoption("tier"), config.getoption("share")
     if tier is None and share is None:
         return
     costs = Costs.read()
     if tier == "quick":
-        _keep(config, items, lambda item: evaluate_skip_marks(item) is None)
+        _keep(items, lambda item: evaluate_skip_marks(item) is None)
     if tier is not None:
         quick = set(quick_items(items, costs, new=tier == "new"))
-        _keep(config, items, lambda item: (item.nodeid in quick) == (tier != "rest"))
+        _keep(items, lambda item: (item.nodeid in quick) == (tier != "rest"))
     if tier == "quick":
         try:
             costs.check(item.nodeid for item in items)
@@ -107,15 +107,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             own = Share.parse(share).of([item.nodeid for item in items], costs.records.rest)
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
-        _keep(config, items, lambda item: item.nodeid in own)
+        _keep(items, lambda item: item.nodeid in own)
     if tier is not None:
         dearest_first(items, costs.records.rest if tier == "rest" else costs.records.quick)
 
 
-def _keep(
-    config: pytest.Config, items: list[pytest.Item], wanted: Callable[[pytest.Item], bool]
-) -> None:
-    config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
+def _keep(items: list[pytest.Item], wanted: Callable[[pytest.Item], bool]) -> None:
+    if items:
+        items[0].config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
     items[:] = [item for item in items if wanted(item)]
 
 
@@ -135,11 +134,8 @@ def pytest_make_collect_report(
 
 def _without_skip(config: pytest.Config, report: R) -> R:
     """Turns a skip in the quick tier into a failure."""
-    if (
-        report.skipped
-        and config.getoption("tier") == "quick"
-        and not config.getoption("allow_skips")
-    ):
+    is_quick = config.getoption("tier") == "quick"
+    if report.skipped and is_quick and not config.getoption("allow_skips"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
         report.outcome = "failed"
         report.longrepr = f"{report.nodeid}: {reason}. The quick tier has no skips: deselect it"

@@ -122,15 +122,12 @@ def run_campaign(name: str, seconds: float, first_seed: int, sanitize: bool = Fa
         while time.monotonic() < end and len(report.findings) < MAX_FINDINGS:
             number = first_seed + len(report.seeds)
             batch = _Batch(executor, end)
-            _run_batch(batch, calls, number)
+            run = seed(number)(_SETTINGS(given(calls)(batch.run)))
+            # Flaky: a failure that did not come again.
+            with suppress(_StopError, AssertionError, Flaky):
+                run()
             report.seeds.append(number)
             report.calls += batch.calls
             if batch.failed:
                 report.findings.append(Finding(number, *batch.smallest()))
     return report
-
-
-def _run_batch(batch: _Batch, calls: SearchStrategy[Call], number: int) -> None:
-    run = seed(number)(_SETTINGS(given(calls)(batch.run)))
-    with suppress(_StopError, AssertionError, Flaky):  # Flaky: a failure that did not come again
-        run()

@@ -213,10 +213,9 @@ class Clock:
         for name, seconds in self._seconds.items():
             items[function_of(name)].append(scale * seconds)
         means = {function: round(mean(each), 3) for function, each in items.items()}
-        table = {
-            n: seconds for n, seconds in (getattr(records, tier) | means).items() if _exists(n)
-        }
-        replace(records, **{tier: table}).write()
+        recorded = getattr(records, tier) | means
+        changed: dict[str, Any] = {tier: {n: s for n, s in recorded.items() if _exists(n)}}
+        replace(records, **changed).write()
 
 
 def _exists(function: str) -> bool:

@@ -182,17 +182,18 @@ class LinearCase(AnyCase):
         if self.steps:
             return self._in_steps(x, options)
         initial = None if x.S is None or x.z is None else tk.LinearState(x.S, x.z)
-        options |= {"log_decay": x.log_decay, "initial_state": initial, "return_state": True}
-        o, end = self._operator(x.q, x.k, x.v, *self._starts(x), **self._mask(x), **options)
+        options |= {"initial_state": initial, "return_state": True}
+        arguments, tensors = self._call(x)
+        o, end = self._operator(*arguments, **tensors, **options)
         return with_gradients(x, o, *end)
 
     def reasons(self, backend: str, device: Device = "cpu") -> tuple[str, ...]:
         x = self.inputs(torch.float32, device)
         if self.steps:
             return ()
-        options = self._mask(x) | self._options() | {"log_decay": x.log_decay, "backend": backend}
-        call = (x.q, x.k, x.v, *self._starts(x))
-        return explain(*call, operator=self._operator, **options).reasons[backend]
+        arguments, tensors = self._call(x)
+        options = self._options() | tensors | {"operator": self._operator, "backend": backend}
+        return explain(*arguments, **options).reasons[backend]
 
     @property
     def _operator(self) -> Any:
@@ -202,14 +203,14 @@ class LinearCase(AnyCase):
         options = {"feature_map": self.feature_map, "normalize": self.normalize, "eps": self.eps}
         return options if self.steps else options | {"causal": self.causal}
 
-    def _mask(self, x: LinearInputs) -> dict[str, Any]:
-        if self.mask is None:
-            return {}
-        return {"mask": self.mask.mask(Sizes(self.B, 1, 1, self.keys)).to(x.q.device)}
-
-    def _starts(self, x: LinearInputs) -> tuple[Tensor, ...]:
+    def _call(self, x: LinearInputs) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        """The positional arguments, and the tensors among the options."""
+        tensors: dict[str, Any] = {"log_decay": x.log_decay}
+        if self.mask is not None:
+            mask = self.mask.mask(Sizes(self.B, 1, 1, self.keys))
+            tensors["mask"] = mask.to(x.q.device)
         starts = torch.tensor([0, *accumulate(self.packed)], device=x.q.device)
-        return (starts,) if self.packed else ()
+        return (x.q, x.k, x.v, *([starts] if self.packed else [])), tensors
 
     def _in_steps(self, x: LinearInputs, options: dict[str, Any]) -> Outputs:
         assert x.S is not None

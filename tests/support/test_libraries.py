@@ -108,15 +108,16 @@ int main(int, char** argv) {
 """
 
 
-def run_sanitized(program: str) -> subprocess.CompletedProcess[str]:
+def run(*command: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | environment
     return subprocess.run(
-        [sys.executable, "-c", START + program, str(libraries.build_sanitized())],
-        cwd=ROOT,
-        env=os.environ | libraries.sanitized_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
+
+
+def run_sanitized(program: str) -> subprocess.CompletedProcess[str]:
+    words = ("-c", START + program, str(libraries.build_sanitized()))
+    return run(sys.executable, *words, environment=libraries.sanitized_environment())
 
 
 @needs_sanitizers
@@ -161,9 +162,7 @@ FAULTS = (
 @pytest.mark.parametrize("fault", ["", *FAULTS])
 def test_faults(faulty_program: Path, fault: str) -> None:
     """Faults of the workspace, whose arrays share a block, and an undefined operation."""
-    environment = os.environ | libraries.sanitized_environment()
-    command = [str(faulty_program), fault]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    result = run(str(faulty_program), fault, environment=libraries.sanitized_environment())
     assert result.returncode == (-signal.SIGABRT if fault else 0), result.stderr
     assert fault in result.stderr
 
@@ -191,8 +190,7 @@ print(json.dumps({
 
 
 def output_of(*words: str) -> str:
-    command = [sys.executable, *words]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    result = run(sys.executable, *words, environment={})
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 

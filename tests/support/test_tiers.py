@@ -160,8 +160,7 @@ def test_durations_are_recorded_in_seconds_of_the_first_machine(
     here = "tests/support/test_tiers.py::"
     known, other = here + "test_costs_are_seconds_of_the_reference_machine", here + "table"
     Records("a slow one", 2.0, {known: 9.0, other: 3.0, "tests/gone.py::test": 1.0}).write()
-    options = {"tier": "new", "record_durations": True, "hold_elapsed": False}
-    clock = Clock(Mock(getoption=options.get))
+    clock = Clock(Mock(getoption={"tier": "new", "record_durations": True}.get))
     for name, seconds in ((f"{known}[0]", 0.5), (f"{known}[0]", 0.25), (f"{known}[1]", 0.25)):
         clock.pytest_runtest_logreport(Mock(nodeid=name, duration=seconds))
     clock.pytest_sessionfinish(Mock(exitstatus=0))
@@ -173,7 +172,7 @@ def test_a_tier_that_takes_too_long_fails(
     calibration: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budget, "calibrate", lambda: 1.0)
-    options = {"tier": "quick", "record_durations": False, "hold_elapsed": True}
+    options = {"tier": "quick", "hold_elapsed": True}
     clock, session = Clock(Mock(getoption=options.get)), Mock(exitstatus=0)
     monkeypatch.setattr(Budget, "read", lambda: Budget(calibration, 0.01, {}))
     time.sleep(0.01)

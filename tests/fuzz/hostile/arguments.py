@@ -19,6 +19,7 @@ from transformer_kernels.masks import block_patterns
 from transformer_kernels.masks.constraints import Align
 from transformer_kernels.masks.mask import Mask
 from transformer_kernels.problem.fields import FIELDS
+from transformer_kernels.problem.types import accumulate_dtype
 from transformer_kernels.scores.options import DIFFERENTIABLE
 
 Arguments = dict[str, Any]
@@ -73,7 +74,7 @@ class Function:
 
 SCORES = (
     *("mask", "bias", "relative", "scale", "softcap", "dropout_p", "seed", "sinks"),
-    "return_lse",
+    *("return_lse", "max_seqlen_q", "max_seqlen_k"),
 )
 NOT_FAST = tuple(name for name in SCORES if name not in ("mask", "scale"))
 """Options that the fast path of CPUs does not support."""
@@ -117,17 +118,13 @@ def attention(variant: Variant, backend: str) -> Arguments:
 
 def attention_varlen(variant: Variant, backend: str) -> Arguments:
     M, N, H_kv = variant.M, variant.N, variant.H_kv
+    q, k, v = (variant.tensor(*shape, D) for shape in ((M, H), (N, H_kv), (N, H_kv)))
     return {
-        "q": variant.tensor(M, H, D),
-        "k": variant.tensor(N, H_kv, D),
-        "v": variant.tensor(N, H_kv, D),
-        "cu_seqlens_q": torch.tensor([0, M // 2, M]),
-        "cu_seqlens_k": torch.tensor([0, N // 2, N]),
-        "max_seqlen_q": M,
-        "max_seqlen_k": N,
-        **scores(variant, tk.alibi(torch.ones(H)), tk.Mask.causal()),
-        "backend": backend,
-    }
+        "q": q, "k": k, "v": v,
+        "cu_seqlens_q": torch.tensor([0, M // 2, M]), "cu_seqlens_k": torch.tensor([0, N // 2, N]),
+        "max_seqlen_q": M, "max_seqlen_k": N,
+        **scores(variant, tk.alibi(torch.ones(H)), tk.Mask.causal()), "backend": backend,
+    }  # fmt: skip
 
 
 def paged_varlen(variant: Variant, backend: str) -> Arguments:
@@ -156,8 +153,8 @@ def attention_decode(variant: Variant, backend: str, *, paged: bool = False) -> 
     padding = tk.Mask.key_range(torch.zeros(B).long(), torch.full((B,), variant.N))
     options = scores(variant, bias, tk.Mask.window(9, 0, align="bottom_right") & padding)
     del options["dropout_p"], options["seed"]
-    options["sinks"] = torch.ones(H)
-    options["relative"] = tk.relative_bias(torch.ones(H, 9), lowest=-4, align="bottom_right")
+    table = tk.relative_bias(torch.ones(H, 9), lowest=-4, align="bottom_right")
+    options |= {"sinks": torch.ones(H), "relative": table}
     q = torch.randn(B, H, variant.M, D, dtype=variant.dtype)
     return {"q": q, **cache(variant, paged=paged), **options, "backend": backend}
 
@@ -169,15 +166,13 @@ def append_to_cache(variant: Variant, backend: str, *, paged: bool = False) -> A
 
 
 def drop_in(variant: Variant, backend: str) -> Arguments:
-    names = zip(("query", "key", "value"), qkv(variant).values(), strict=True)
+    q, k, v = qkv(variant).values()
     return {
-        **dict(names),
+        "query": q, "key": k, "value": v,
         "attn_mask": torch.ones(variant.M, variant.N, dtype=torch.bool),
         "dropout_p": 0.0 if variant.needs_grad else 0.25,
-        "is_causal": True,
-        "scale": 0.3,
-        "enable_gqa": True,
-    }
+        "is_causal": True, "scale": 0.3, "enable_gqa": True,
+    }  # fmt: skip
 
 
 def paged(make: Callable[..., Arguments]) -> Callable[[Variant, str], Arguments]:
@@ -188,16 +183,10 @@ PUBLIC = {
     "attention": Function(tk.attention, attention, SCORES),
     "attention, mask": Function(tk.attention, attention, NOT_FAST),
     "attention, keys": Function(tk.attention, with_keys(attention), SCORES),
-    "attention_varlen, keys": Function(
-        tk.attention_varlen, with_keys(attention_varlen), (*SCORES, "max_seqlen_q", "max_seqlen_k")
-    ),
+    "attention_varlen, keys": Function(tk.attention_varlen, with_keys(attention_varlen), SCORES),
     "attention_decode, keys": Function(tk.attention_decode, with_keys(attention_decode), SCORES),
-    "attention_varlen": Function(
-        tk.attention_varlen, attention_varlen, (*SCORES, "max_seqlen_q", "max_seqlen_k")
-    ),
-    "attention_varlen, paged": Function(
-        tk.attention_varlen, paged_varlen, (*SCORES, "max_seqlen_q", "max_seqlen_k")
-    ),
+    "attention_varlen": Function(tk.attention_varlen, attention_varlen, SCORES),
+    "attention_varlen, paged": Function(tk.attention_varlen, paged_varlen, SCORES),
     "attention_decode": Function(tk.attention_decode, attention_decode, SCORES),
     "attention_decode, mask": Function(tk.attention_decode, attention_decode, NOT_FAST),
     "attention_decode, paged": Function(tk.attention_decode, paged(attention_decode), SCORES),
@@ -285,7 +274,8 @@ def option(name: str, make: Callable[..., object], arguments: Make) -> Function:
     """Makes a bias or the like, and attends with it."""
 
     def call(_attention: Arguments, **given: Any) -> object:
-        return tk.attention(**_attention, **{name: make(**given)})
+        options: Arguments = {**_attention, name: make(**given)}
+        return tk.attention(**options)
 
     return Function(call, lambda v, backend: {**arguments(v), "_attention": on(v, backend)})
 
@@ -360,8 +350,7 @@ def options(variant: Variant) -> Arguments:
 
 
 def slopes(variant: Variant) -> Tensor:
-    is_double = variant.dtype == torch.float64
-    return torch.ones(1, H, dtype=torch.float64 if is_double else torch.float32)
+    return torch.ones(1, H, dtype=accumulate_dtype(variant.dtype))
 
 
 def table(variant: Variant, M: int, N: int) -> Tensor:

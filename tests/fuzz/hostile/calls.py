@@ -65,20 +65,19 @@ class Hostile(Call):
     """Key of MODES."""
 
     def check(self) -> None:
+        function = FUNCTIONS[self.function]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of its prototypes
-            function = FUNCTIONS[self.function]
             every, given = function.given(VARIANTS[self.variant], self.backend)
             given[self.argument] = self._value(every)
-        with warnings.catch_warnings(), MODES[self.mode]():
-            warnings.simplefilter("ignore")
-            try:
-                result = function.call(**given)
-                _run_backward(result)
-            except Exception as error:  # noqa: BLE001 - its class is what is checked
-                self._check_error(error, every)
-            else:
-                self._check_result(result, given)
+            with MODES[self.mode]():
+                try:
+                    result = function.call(**given)
+                    _run_backward(result)
+                except Exception as error:  # noqa: BLE001 - its class is what is checked
+                    self._check_error(error, every)
+                else:
+                    self._check_result(result, given)
 
     def _value(self, every: Arguments) -> object:
         kind, _, name = self.value.partition("argument ")
@@ -132,8 +131,7 @@ def _raised_in(error: BaseException) -> Path:
 
 def _run_backward(result: object) -> None:
     results = result if isinstance(result, tuple) else (result,)
-    outputs = [x for x in results if isinstance(x, Tensor) and x.requires_grad]
-    if outputs:
+    if outputs := [x for x in results if isinstance(x, Tensor) and x.requires_grad]:
         torch.autograd.backward(outputs, [torch.ones_like(x) for x in outputs])
 
 

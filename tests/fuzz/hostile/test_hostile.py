@@ -10,15 +10,8 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from tests.fuzz.hostile.arguments import VARIANTS
-from tests.fuzz.hostile.calls import (
-    FUNCTIONS,
-    Hostile,
-    arguments_of,
-    backends_of,
-    hostile_calls,
-    values_of,
-)
+from tests.fuzz.hostile.arguments import FUNCTIONS, VARIANTS
+from tests.fuzz.hostile.calls import Hostile, arguments_of, backends_of, hostile_calls, values_of
 from tests.fuzz.hostile.values import NEVER_VALID, VALUES
 from tests.support.tiers import each
 
