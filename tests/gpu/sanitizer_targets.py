@@ -9,7 +9,7 @@ import sys
 
 import torch
 
-from tests.csrc.cuda.hopper_cases import HOPPER_CASES
+from tests.kernels.cuda.hopper_cases import HOPPER_CASES
 from tests.support.cases import CASES
 from tests.support.decode_cases import DECODE_CASES
 from tests.support.linear import LINEAR_CASES

@@ -7,8 +7,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import transformer_kernels as tk
-from tests.csrc.cuda.hopper_cases import HOPPER_CASES, HOPPER_VARLEN
 from tests.gpu.on_device import tensors
+from tests.kernels.cuda.hopper_cases import HOPPER_CASES, HOPPER_VARLEN
 from tests.support.case import assert_case
 from tests.support.cases import Case
 from tests.support.varlen_cases import VarlenCase

@@ -27,7 +27,7 @@ def run(*words: str) -> str:
 @pytest.mark.skipif(UNAVAILABLE is not None, reason=str(UNAVAILABLE))
 def test_every_case_for_amx() -> None:
     """All tests that name an instruction set, with that of AMX; otherwise they would not run."""
-    output = run("pytest", "--isa", "amx", "-k", "amx", "tests/csrc/cpu", "tests/functional")
+    output = run("pytest", "--isa", "amx", "-k", "amx", "tests/kernels/cpu", "tests/functional")
     assert "AMX: emulated by AVX-512" in output
     assert "skipped" not in output
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from building.extension import ROOT
-from tests.csrc.cuda.emulator_programs import KERNELS
+from tests.kernels.cuda.emulator_programs import KERNELS
 
 ARCHITECTURES = {
     "primitives": "80",

@@ -16,7 +16,7 @@ from building.cuda import ELEMENTS, HOPPER_ELEMENTS, PRODUCTS, CudaBuild, kernel
 from building.cuda_toolkit import NoCudaError, find_toolkit
 from building.extension import OBJECTS, ROOT
 from building.tile_config import HOPPER_WIDTHS, LINEAR_WIDTHS
-from tests.csrc.cuda.ptxas import Resources, diagnostics, parse, reports
+from tests.kernels.cuda.ptxas import Resources, diagnostics, parse, reports
 from transformer_kernels import _C
 
 FOLDER = ROOT / OBJECTS

@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from tests.backends.triton import linear_calls
+from tests.kernels.triton import linear_calls
 from transformer_kernels import (
     Mask,
     RelativeBias,

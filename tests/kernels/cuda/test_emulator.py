@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.csrc.cuda.emulator_programs import Programs
+from tests.kernels.cuda.emulator_programs import Programs
 
 pytestmark = pytest.mark.exhaustive
 

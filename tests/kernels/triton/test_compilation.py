@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.backends.triton import linear_calls
+from tests.kernels.triton import linear_calls
 from transformer_kernels.backends.triton.config import CHIPS
 
 pytestmark = pytest.mark.exhaustive

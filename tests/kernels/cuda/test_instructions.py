@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from building.chips import HOPPER_CODE
-from tests.csrc.cuda.sass import NoLoopError, instructions_of, main_loop, main_loops
-from tests.csrc.cuda.test_resources import ARCHITECTURES, FOLDER
+from tests.kernels.cuda.sass import NoLoopError, instructions_of, main_loop, main_loops
+from tests.kernels.cuda.test_resources import ARCHITECTURES, FOLDER
 from tests.support.tiers import each
 from transformer_kernels.backends.triton.compile_report import cuobjdump
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.csrc.cuda.mutants import Mutant, outcomes, read_mutants
+from tests.kernels.cuda.mutants import Mutant, outcomes, read_mutants
 from tests.support.emulated import NOT_EMULATED
 from tests.support.tiers import each
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from building.tools import find_compiler
-from tests.csrc.cuda.emulator_programs import Programs
+from tests.kernels.cuda.emulator_programs import Programs
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Instructions of the main loops of compiled kernels: `python -m tests.csrc.cuda.sass OBJECT ...`.
+"""Instructions of main loops of compiled kernels: `python -m tests.kernels.cuda.sass OBJECT ...`.
 
 A main loop has branches for masks and options. What most tiles execute is its shortest path with
 all matrix products. `main_loop` finds it in the graph of instructions that cuobjdump prints.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from tests.csrc.cuda.ptxas import KERNEL
+from tests.kernels.cuda.ptxas import KERNEL
 from transformer_kernels.backends.triton.compile_report import cuobjdump
 
 _ARCHITECTURE = re.compile(r"code for (sm_\w+)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.csrc.cuda.emulator_programs import Programs
+from tests.kernels.cuda.emulator_programs import Programs
 
 pytestmark = pytest.mark.exhaustive
 

@@ -1,4 +1,4 @@
-"""Builds and runs the C++ programs of tests/csrc/cuda/kernels in the emulator."""
+"""Builds and runs the C++ programs of tests/kernels/cuda/programs in the emulator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from building.extension import ROOT
 from building.ninja import available_cores
 
 EMULATOR = ROOT / "csrc/emulator"
-KERNELS = ROOT / "tests/csrc/cuda/kernels"
+KERNELS = ROOT / "tests/kernels/cuda/programs"
 FLAGS = (
     *("-std=c++20", "-O2", "-g1", "-fPIC", "-Wall", "-Wextra", "-Werror"),
     *("-iquote", str(EMULATOR), f"-I{ROOT / 'csrc'}"),

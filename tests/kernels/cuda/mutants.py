@@ -22,7 +22,7 @@ from building.emulated import Emulation
 from building.extension import LINK_FLAGS, ROOT
 from building.host import COMMON_FLAGS
 from building.tools import find_compiler, find_torch
-from tests.csrc.cuda.hopper_cases import HOPPER_CASES, HOPPER_VARLEN
+from tests.kernels.cuda.hopper_cases import HOPPER_CASES, HOPPER_VARLEN
 from tests.support import emulator
 from tests.support.case import AnyCase, assert_case
 from tests.support.cases import CASES

@@ -15,8 +15,8 @@ from torch import Tensor
 import transformer_kernels as tk
 from building.emulated import Emulation
 from building.extension import ROOT
-from tests.csrc.cuda.hopper_cases import HOPPER_CASES, HOPPER_VARLEN
 from tests.gpu import sanitizer_targets
+from tests.kernels.cuda.hopper_cases import HOPPER_CASES, HOPPER_VARLEN
 from tests.support import emulator
 from tests.support.case import assert_case
 from tests.support.cases import CASES, Case
