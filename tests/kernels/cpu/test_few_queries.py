@@ -7,12 +7,12 @@ import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 import transformer_kernels as tk
+from building.extension import ROOT
 from tests.support.attention import Hidden
 from tests.support.backends import DTYPES
 from tests.support.case import assert_case
@@ -30,8 +30,6 @@ from tests.support.masks import (
     padding,
 )
 from tests.support.tiers import crossed
-
-ROOT = Path(tk.__file__).parents[1]
 
 HIDDEN: tuple[Hidden, ...] = (None, "nan", "inf")
 SPLIT = 512
@@ -88,19 +86,12 @@ def _masks() -> list[Case]:
             for name, mask in masks.items()
         ),
         *(
-            Case(
-                name=f"decode-{name}-{hidden or 0.0}",
-                B=4,
-                H_q=4,
-                M=2,
-                N=1201,
-                mask=mask,
-                hidden=hidden,
-            )
+            Case(name=f"decode-{name}-{hidden or 0.0}", B=4, H_q=4, M=2, N=1201, mask=mask,
+                 hidden=hidden)
             for name, mask in may_be_nan.items()
             for hidden in HIDDEN
         ),
-    ]
+    ]  # fmt: skip
 
 
 def _options() -> list[Case]:

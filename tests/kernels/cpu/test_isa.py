@@ -99,35 +99,23 @@ def test_bias_gradient_larger_than_the_caches(dtype: torch.dtype, isa: str, bias
     assert_case(case, dtype, "cpu")
 
 
-@pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_growing_maxima(dtype: torch.dtype, isa: str) -> None:
-    """The maximum grows at every key block in the first heads, at every second or third block in
-    the others. Pending products use the old maximum; o is rescaled to the new one."""
-    case = Case(name="rising", B=1, H_q=4, H_kv=2, M=70, N=645, D=40, D_v=72, alibi="bottom_right")
-    assert_case(case, dtype, "cpu")
+BLOCKS = (
+    # The maximum grows at every key block in the first heads, at every second or third block in the
+    # others. Pending products use the old maximum; o is rescaled to the new one.
+    Case(name="rising", B=1, H_q=4, H_kv=2, M=70, N=645, D=40, D_v=72, alibi="bottom_right"),
+    # All query chunks of the gradients share the memory of their packed operands and of dq.
+    Case(name="chunks", M=330, N=70, D=200, D_v=136, dlse=True, mask=Window(280, 20)),
+    # Fully masked keys at both ends. Heads of three query blocks share a key head, so that every
+    # other pair of query blocks spans two heads.
+    Case(name="left-out", B=1, H_q=4, H_kv=2, M=190, N=620,
+         mask=Window(200, -150, "bottom_right"), hidden="nan"),
+)  # fmt: skip
 
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_gradients_of_several_query_chunks(dtype: torch.dtype, isa: str) -> None:
-    """All chunks share the memory of their packed operands and of dq."""
-    case = Case(
-        name="chunks", M=330, N=70, D=200, D_v=136, dlse=True,
-        mask=Window(280, 20),
-    )  # fmt: skip
-    assert_case(case, dtype, "cpu")
-
-
-@pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_fully_masked_blocks(dtype: torch.dtype, isa: str) -> None:
-    """Fully masked keys at both ends. Heads of three query blocks share a key head, so that every
-    other pair of query blocks spans two heads."""
-    case = Case(
-        name="left-out", B=1, H_q=4, H_kv=2, M=190, N=620,
-        mask=Window(200, -150, "bottom_right"), hidden="nan",
-    )  # fmt: skip
+@pytest.mark.parametrize("case", BLOCKS, ids=str)
+def test_blocks_of_keys_and_queries(case: Case, dtype: torch.dtype, isa: str) -> None:
     assert_case(case, dtype, "cpu")
 
 
@@ -147,11 +135,6 @@ def test_dropout_mask_equals_that_of_the_reference(isa: str) -> None:
     kept = tk.attention(q, k, v, dropout_p=0.5, seed=9, backend="cpu") != 0
     reference = tk.attention(q, k, v, dropout_p=0.5, seed=9, backend="reference") != 0
     assert torch.equal(kept, reference)
-
-
-def test_explain_names_the_instruction_set(isa: str) -> None:
-    x = torch.randn(1, 1, 2, 2)
-    assert isa in str(tk.explain(x, x, x))
 
 
 def test_built_isas_ascend_and_the_best_one_runs(pytestconfig: pytest.Config) -> None:

@@ -62,21 +62,11 @@ HOPPER_CASES = (
 )  # fmt: skip
 
 HOPPER_VARLEN = (
-    VarlenCase(
-        name="without-keys",
-        lengths=((200, 0), (70, 140), (0, 5), (193, 0), (33, 260), (5, 0), (64, 1)),
-        H_q=4,
-        dlse=True,
-    ),
-    VarlenCase(
-        name="without-keys-128",
-        lengths=((130, 270), (200, 0), (129, 2), (10, 0), (150, 150)),
-        H_q=4,
-        D=128,
-        D_v=128,
-        mask=CAUSAL_END,
-    ),
+    VarlenCase(name="without-keys", H_q=4, dlse=True,
+               lengths=((200, 0), (70, 140), (0, 5), (193, 0), (33, 260), (5, 0), (64, 1))),
+    VarlenCase(name="without-keys-128", H_q=4, D=128, D_v=128, mask=CAUSAL_END,
+               lengths=((130, 270), (200, 0), (129, 2), (10, 0), (150, 150))),
     VarlenCase(name="long-192", lengths=((64, 200), (131, 67)), D=192, D_v=128),
     VarlenCase(name="long-256", lengths=((64, 131), (131, 67)), D=256, D_v=256, trailing=(3, 70)),
-)
+)  # fmt: skip
 """Includes sequences without keys, where a warp could run ahead of its warpgroup."""

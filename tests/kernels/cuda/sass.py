@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from tests.kernels.cuda.ptxas import KERNEL
 from transformer_kernels.backends.triton.compile_report import cuobjdump
 
+KERNEL = re.compile(r"tk4cuda(?:4sm90)?L?\d+(\w+?_kernel)")
+"""Name of a kernel in its mangled symbol."""
 _ARCHITECTURE = re.compile(r"code for (sm_\w+)")
 _FUNCTION = re.compile(r"Function : (\w+)")
 _INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(.+?)\s*;")

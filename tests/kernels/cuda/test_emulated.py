@@ -1,6 +1,7 @@
 """CUDA kernels in the emulator, beyond the tests shared by all backends.
 
-Covers the tiles of other chips, other thread orders, race detection and memory poisoning.
+Covers the tiles of other chips, other thread orders, race detection, memory poisoning and relative
+keys.
 """
 
 from __future__ import annotations
@@ -11,21 +12,23 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import transformer_kernels as tk
 from building.emulated import Emulation
-from building.tile_config import WIDTHS
+from building.tile_config import RELATIVE_WIDTHS, WIDTHS
 from tests.gpu.sanitizer_targets import ATTENTION_TARGETS
+from tests.kernels.cuda.schedules import LARGE, SMALL, assert_no_races, assert_same_bits
 from tests.support import emulator
 from tests.support.attention import Relative
-from tests.support.case import assert_case
+from tests.support.case import AnyCase, assert_case, named
 from tests.support.cases import CASES, Case
 from tests.support.decode_cases import DECODE_CASES, DecodeCase
 from tests.support.emulated import NOT_EMULATED
 from tests.support.masks import CAUSAL_END
 from tests.support.operators import operator_arguments
 from tests.support.poison import poisoned_memory
-from tests.support.tiers import each
+from tests.support.tiers import crossed, each
 from tests.support.varlen_cases import VARLEN_CASES, VarlenCase
 from transformer_kernels.bench.tolerance import assert_within_rule
 from transformer_kernels.problem.fields import FIELDS
@@ -34,32 +37,17 @@ from transformer_kernels.problem.varlen import one_entry, varlen_problem
 if NOT_EMULATED is not None:
     pytest.skip(f"kernels cannot be emulated: {NOT_EMULATED}", allow_module_level=True)
 
-LARGE, SMALL, RACES = Emulation(), Emulation(arch=860), Emulation(races=True)
 SUPPORTED = [case for case in CASES if max(case.D, case.D_v) <= 256]
-WATCHED_CASES = [case for case in CASES if case.name in ATTENTION_TARGETS]
-WATCHED_DECODE_CASES = [
-    case
-    for case in DECODE_CASES
-    if case.name
-    in (
-        "plain",
-        "long-pages",
-        "pages-group-8-queries-17",
-        "pages-of-24",
-        "unaligned-16",
-        "relative-everything",
-    )
-]
-WATCHED_VARLEN_CASES = [
-    case
-    for case in VARLEN_CASES
-    if case.name in ("relative-end", "relative-shared-end", "relative-everything")
-]
+WATCHED_CASES = named(CASES, *ATTENTION_TARGETS)
+WATCHED_DECODE_CASES = named(
+    DECODE_CASES,
+    *("plain", "long-pages", "pages-group-8-queries-17", "pages-of-24", "unaligned-16"),
+    "relative-everything",
+)
+WATCHED_VARLEN_CASES = named(
+    VARLEN_CASES, "relative-end", "relative-shared-end", "relative-everything"
+)
 DTYPES = (torch.bfloat16, torch.float32)
-
-
-def test_every_watched_case_exists() -> None:
-    assert {case.name for case in WATCHED_CASES} == set(ATTENTION_TARGETS)
 
 
 @each("case", CASES, ids=str)
@@ -78,40 +66,68 @@ def test_long_float32_sums_do_not_drift() -> None:
     assert_within_rule("o", o, exact, plain)
 
 
-def test_relative_gradient_is_bitwise_equal_under_every_thread_order() -> None:
-    """Also without deterministic algorithms; CTAs add tiles of sequences with several offsets."""
-    assert not torch.are_deterministic_algorithms_enabled()
-    case = VarlenCase(
+OFFSETS = {
+    "bias": VarlenCase(
         name="relative-offsets",
         lengths=((5, 131), (33, 20), (1, 70)),
         relative=Relative(99, -40, "bottom_right", shared=True),
         H_q=4,
-    )
-    x, runs = case.inputs(torch.float32), []
-    for seed in range(4):
-        with emulator.schedule(seed):
-            runs.append(case.run(x, "cuda")["dtable"])
-    assert all(torch.equal(run, runs[0]) for run in runs)
+    ),
+    "keys": VarlenCase(
+        name="keys-offsets",
+        lengths=((5, 131), (33, 20), (1, 70), (0, 3)),
+        relative=Relative(99, -40, "bottom_right", shared=True, kind="keys"),
+        H_q=4,
+        D=24,
+        D_v=24,
+        mask=CAUSAL_END,
+    ),
+}
+"""Sequences with several offsets, whose gradients CTAs add in tiles."""
+
+
+@pytest.mark.parametrize("kind", OFFSETS)
+def test_relative_gradients_have_the_same_bits_under_every_schedule(kind: str) -> None:
+    """Also without deterministic algorithms. With keys no sum is atomic."""
+    assert not torch.are_deterministic_algorithms_enabled()
+    case = OFFSETS[kind]
+    x = case.inputs(torch.float32)
+
+    def run() -> dict[str, Tensor]:
+        results = case.run(x, "cuda")
+        return results if kind == "keys" else {"dtable": results["dtable"]}
+
+    assert_same_bits(run, 4)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_keys_of_packed_sequences_with_several_offsets(dtype: torch.dtype) -> None:
+    assert_case(OFFSETS["keys"], dtype, "cuda")
+
+
+TILES = [
+    *(
+        Case(name="relative-tile", relative=Relative(200, -130), B=1, M=70, N=135, D=width,
+             D_v=width, mask=CAUSAL_END)
+        for width in WIDTHS
+    ),
+    *(
+        Case(name="keys-tile", relative=Relative(200, -130, kind="both"), B=1, M=70, N=135,
+             D=width, D_v=width, mask=CAUSAL_END, bias="11mn", dropout_p=0.2)
+        for width in RELATIVE_WIDTHS
+    ),
+]  # fmt: skip
 
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("case", TILES, ids=lambda case: f"{case.name}-{case.D}")
 @pytest.mark.parametrize("emulation", [LARGE, SMALL], ids=["large", "small"])
-def test_relative_gradient_of_every_tile(
-    emulation: Emulation, width: int, dtype: torch.dtype
+def test_relative_gradients_of_every_tile(
+    emulation: Emulation, case: Case, dtype: torch.dtype
 ) -> None:
-    case = Case(
-        name="relative-tile",
-        relative=Relative(200, -130),
-        B=1,
-        M=70,
-        N=135,
-        D=width,
-        D_v=width,
-        mask=CAUSAL_END,
-    )
     with emulator.emulation(emulation):
         assert_case(case, dtype, "cuda")
 
@@ -132,18 +148,20 @@ def test_distances_of_padded_rows_are_not_read() -> None:
     assert all(y.isfinite().all() for y in (o, *grads))
 
 
-def test_no_distance_beyond_the_table_is_read() -> None:
+@pytest.mark.parametrize("kind", ["bias", "keys"])
+def test_no_distance_beyond_the_table_is_read(kind: str) -> None:
     """max_seqlen is not checked on a device: sequences may be longer. Only rows within it, of which
     each sees every key, have defined results."""
     rows, bound = 70, 40
     q = torch.randn(rows, 1, 16)
     starts = torch.tensor([0, rows])
-    nan = torch.full((3, 2 * bound - 1), math.nan)
+    nan = torch.full((3, 2 * bound - 1, *((16,) if kind == "keys" else ())), math.nan)
     nan[1] = 0.5
-    problem = varlen_problem(q, q, q, starts, relative=tk.relative_bias(nan[1:2], lowest=0))
+    relative = tk.relative_keys if kind == "keys" else tk.relative_bias
+    problem = varlen_problem(q, q, q, starts, relative=relative(nan[1:2], lowest=0))
     packed = one_entry(q)
     given = dict(zip((field.name for field in FIELDS), problem.pack(), strict=True))
-    given |= {"max_seqlen_q": bound, "max_seqlen_k": bound, "relative_bias": nan[1:2]}
+    given |= {"max_seqlen_q": bound, "max_seqlen_k": bound, f"relative_{kind}": nan[1:2]}
     operators = torch.ops.transformer_kernels_emulated
     o, row_stats, _ = operators.attention_forward(packed, packed, packed, **given)
     assert o[:, :, :bound].isfinite().all()
@@ -152,53 +170,16 @@ def test_no_distance_beyond_the_table_is_read() -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", SUPPORTED, ids=str)
-def test_small_shared_memory_tiles(case: Case, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        *crossed([*SUPPORTED, *DECODE_CASES], ((dtype,) for dtype in DTYPES)),
+        *crossed(VARLEN_CASES, ((torch.bfloat16,),)),
+    ],
+)
+def test_small_shared_memory_tiles(case: AnyCase, dtype: torch.dtype) -> None:
     with emulator.emulation(SMALL):
         assert_case(case, dtype, "cuda")
-
-
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("case", VARLEN_CASES, ids=str)
-def test_varlen_with_small_shared_memory_tiles(case: VarlenCase) -> None:
-    with emulator.emulation(SMALL):
-        assert_case(case, torch.bfloat16, "cuda")
-
-
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", DECODE_CASES, ids=str)
-def test_decode_with_small_shared_memory_tiles(case: DecodeCase, dtype: torch.dtype) -> None:
-    with emulator.emulation(SMALL):
-        assert_case(case, dtype, "cuda")
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("emulation", [LARGE, SMALL], ids=["large", "small"])
-@pytest.mark.parametrize("case", WATCHED_DECODE_CASES, ids=str)
-def test_decode_is_bitwise_equal_under_every_thread_order(
-    case: DecodeCase, emulation: Emulation, dtype: torch.dtype
-) -> None:
-    x, runs = case.inputs(dtype), []
-    for seed in range(5):
-        with emulator.emulation(emulation), emulator.schedule(seed):
-            runs.append(case.run(x, "cuda"))
-    for run in runs[1:]:
-        assert all(torch.equal(run[name], value) for name, value in runs[0].items())
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", WATCHED_DECODE_CASES, ids=str)
-def test_decode_has_no_races(case: DecodeCase, dtype: torch.dtype) -> None:
-    x = case.inputs(dtype)
-    for seed in range(3):
-        with emulator.emulation(RACES), emulator.schedule(seed):
-            case.run(x, "cuda")
 
 
 @pytest.mark.exhaustive
@@ -216,35 +197,20 @@ def test_non_deterministic_gradients_are_correct_under_every_thread_order(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("emulation", [LARGE, SMALL], ids=["large", "small"])
-@pytest.mark.parametrize("case", WATCHED_CASES, ids=str)
-def test_deterministic_mode_is_bitwise_equal_under_every_thread_order(
-    case: Case, emulation: Emulation, dtype: torch.dtype
+@pytest.mark.parametrize(
+    "case", [*WATCHED_CASES, *WATCHED_VARLEN_CASES, *WATCHED_DECODE_CASES], ids=str
+)
+def test_results_have_the_same_bits_under_every_schedule(
+    case: AnyCase, emulation: Emulation, dtype: torch.dtype, request: pytest.FixtureRequest
 ) -> None:
-    runs = []
-    for seed in range(5):
-        with emulator.emulation(emulation), emulator.schedule(seed):
-            runs.append(case.run(case.inputs(dtype), "cuda"))
-    for run in runs[1:]:
-        assert all(torch.equal(run[name], value) for name, value in runs[0].items())
-
-
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("deterministic")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("emulation", [LARGE, SMALL], ids=["large", "small"])
-@pytest.mark.parametrize("case", WATCHED_VARLEN_CASES, ids=str)
-def test_packed_sequences_are_bitwise_equal_under_every_thread_order(
-    case: VarlenCase, emulation: Emulation, dtype: torch.dtype
-) -> None:
-    x, runs = case.inputs(dtype), []
-    for seed in range(3):
-        with emulator.emulation(emulation), emulator.schedule(seed):
-            runs.append(case.run(x, "cuda"))
-    for run in runs[1:]:
-        assert all(torch.equal(run[name], value) for name, value in runs[0].items())
+    """Gradients in deterministic mode; decoding without it."""
+    if not isinstance(case, DecodeCase):
+        request.getfixturevalue("deterministic")
+    x = case.inputs(dtype)
+    with emulator.emulation(emulation):
+        assert_same_bits(lambda: case.run(x, "cuda"), 5)
 
 
 @pytest.mark.usefixtures("deterministic", "poisoned")
@@ -258,12 +224,12 @@ def test_deterministic_mode_without_queries(chip: int) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", WATCHED_VARLEN_CASES, ids=str)
-def test_packed_sequences_have_no_races(case: VarlenCase, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "case", [*WATCHED_DECODE_CASES, *WATCHED_VARLEN_CASES, OFFSETS["keys"]], ids=str
+)
+def test_decoding_and_packed_sequences_have_no_races(case: AnyCase, dtype: torch.dtype) -> None:
     x = case.inputs(dtype)
-    for seed in range(2):
-        with emulator.emulation(RACES), emulator.schedule(seed):
-            case.run(x, "cuda")
+    assert_no_races(lambda: case.run(x, "cuda"), 3)
 
 
 @pytest.mark.exhaustive
@@ -273,12 +239,10 @@ def test_packed_sequences_have_no_races(case: VarlenCase, dtype: torch.dtype) ->
 def test_forward_and_backward_have_no_races(
     case: Case, dtype: torch.dtype, is_deterministic: bool, request: pytest.FixtureRequest
 ) -> None:
-    """The emulator raises an error for unordered accesses to the same address."""
     if is_deterministic:
         request.getfixturevalue("deterministic")
-    for seed in range(2):
-        with emulator.emulation(RACES), emulator.schedule(seed):
-            case.run(case.inputs(dtype), "cuda")
+    x = case.inputs(dtype)
+    assert_no_races(lambda: case.run(x, "cuda"))
 
 
 def test_outputs_and_workspaces_are_poisoned() -> None:
@@ -358,3 +322,45 @@ def test_launch_errors_are_raised() -> None:
     forward = torch.ops.transformer_kernels_emulated.attention_forward
     with pytest.raises(RuntimeError, match="head dimensions are wider than the widest tile"):
         forward(**operator_arguments(q, q, q))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_keys_of_hidden_distances_may_hold_nan(dtype: torch.dtype) -> None:
+    """Distances outside the window are in the bands of tiles, as those of rows of padding are."""
+    M, N, left, right = 70, 133, 20, 9
+    torch.manual_seed(0)
+    x = [torch.randn(1, 2, n, 16).to(dtype).requires_grad_() for n in (M, N, N)]
+    keys = torch.randn(1, left + right + 1, 16).to(dtype)
+
+    def run(hidden: float) -> tuple[Tensor, ...]:
+        around = torch.full((1, 50, 16), hidden).to(dtype)
+        table = torch.cat((around, keys, around), dim=1).requires_grad_()
+        relative = tk.relative_keys(table, lowest=-right - 50)
+        o = tk.attention(*x, mask=tk.Mask.window(left, right), relative=relative, backend="cuda")
+        return o, *torch.autograd.grad(o.float().sin().sum(), (*x, table))
+
+    zero, nan = run(0.0), run(math.nan)
+    assert all(torch.equal(y, z) for y, z in zip(zero, nan, strict=True))
+    assert nan[4][:, 50:-50].abs().amin(dim=-1).min() > 0
+    assert not nan[4][:, :50].any()
+    assert not nan[4][:, -50:].any()
+
+
+def test_keys_with_a_cache_are_not_supported() -> None:
+    q, cache = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 8, 16)
+    relative = tk.relative_keys(torch.randn(1, 3, 16), lowest=0, align="bottom_right")
+    lengths = torch.tensor([5], dtype=torch.int32)
+    with pytest.raises(ValueError, match="relative_keys with a cache"):
+        tk.attention_decode(q, cache, cache, lengths, relative=relative, backend="cuda")
+
+
+def test_hopper_runs_the_kernels_of_sm80_for_keys() -> None:
+    q = torch.randn(1, 2, 130, 64, dtype=torch.float16, requires_grad=True)
+    relative = tk.relative_keys(torch.randn(2, 9, 64, requires_grad=True), lowest=-4)
+    with emulator.chip(90):
+        choice = tk.explain(q, q, q, relative=relative, backend="cuda")
+        o = tk.attention(q, q, q, relative=relative, backend="cuda")
+        assert "forward_kernel<Element, kWidth, kProducts>" in emulator.latest_launch()
+        torch.autograd.grad(o.sum(), (q, relative.keys))
+        assert "relative_keys_sum_kernel" in emulator.latest_launch()
+    assert "csrc/cuda/sm80/relative, float16, width 64" in str(choice)

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
-from building.emulated import Emulation
 from building.extension import ROOT
 from tests.gpu import sanitizer_targets
 from tests.kernels.cuda.hopper_cases import HOPPER_CASES, HOPPER_VARLEN
+from tests.kernels.cuda.schedules import SMALL, assert_no_races, assert_same_bits
 from tests.support import emulator
-from tests.support.case import assert_case
+from tests.support.case import AnyCase, assert_case, named
 from tests.support.cases import CASES, Case
 from tests.support.emulated import NOT_EMULATED
 from tests.support.finite_masks import assert_exact, make_call
@@ -33,7 +33,6 @@ from transformer_kernels.functional.explain import explain
 if NOT_EMULATED is not None:
     pytest.skip(f"kernels cannot be emulated: {NOT_EMULATED}", allow_module_level=True)
 
-RACES = Emulation(races=True)
 SUPPORTED = [case for case in (*CASES, *HOPPER_CASES) if max(case.D, case.D_v) <= 256]
 FLOAT16_CASES = [
     case
@@ -50,33 +49,17 @@ FLOAT16_CASES = [
     )
 ]
 """Cases that also run in float16."""
-SAMPLED = [case for case in SUPPORTED if case.name in sanitizer_targets.ATTENTION_TARGETS]
-SAMPLED_HOPPER = [
-    case
-    for case in HOPPER_CASES
-    if case.name
-    in (
-        "persistent",
-        "persistent-128",
-        "range-nan",
-        "documents-nan",
-        "wide-keys-192",
-        "queries-256",
-    )
-]
-RACE_CASES = [
-    case
-    for case in HOPPER_CASES
-    if case.name
-    in (
-        "many-tiles",
-        "many-tiles-128",
-        "many-short-tiles",
-        "lengths-nan",
-        "queries-256",
-        "dropout-queries",
-    )
-]
+SAMPLED = named(CASES, *sanitizer_targets.ATTENTION_TARGETS)
+SAMPLED_HOPPER = named(
+    HOPPER_CASES,
+    *("persistent", "persistent-128", "range-nan", "documents-nan", "wide-keys-192"),
+    "queries-256",
+)
+RACE_CASES = named(
+    HOPPER_CASES,
+    *("many-tiles", "many-tiles-128", "many-short-tiles", "lengths-nan", "queries-256"),
+    "dropout-queries",
+)
 FINITE_MASKS = ("rows-1e9", "causal", "dropout", "alibi", "products")
 HALF = ((torch.float16,), (torch.bfloat16,))
 FORWARD_KERNEL = "(sm90::forward_kernel<Element, kWidth, kVWidth>)"
@@ -169,6 +152,12 @@ def test_nan_in_a_query_reaches_the_gradients_of_all_keys(query: int, D: int) ->
         assert torch.equal(x[0, 0].isnan().any(dim=1), expected)
 
 
+def assert_right(q: Tensor, k: Tensor, v: Tensor) -> None:
+    exact = tk.attention(q.double(), k.double(), v.double(), backend="reference")
+    plain, _ = plain_attention(q, k, v)
+    assert_within_rule("o", tk.attention(q, k, v, backend="cuda"), exact, plain)
+
+
 def with_nan_rows(x: Tensor, rows: int) -> Tensor:
     """x, followed by rows of NaN."""
     return torch.cat([x, x.new_full((*x.shape[:2], rows, x.shape[3]), torch.nan)], dim=2)
@@ -205,10 +194,7 @@ def test_memory_layouts(name: str, which: str) -> None:
     if (narrow := x[which].shape[3]) != width and which != "v":
         x |= {other: x[other][..., :narrow] for other in "qk"}
     assert runs_sm90(**x) == is_supported
-    exact = tk.attention(*(one.double() for one in x.values()), backend="reference")
-    plain, _ = plain_attention(x["q"], x["k"], x["v"])
-    o = tk.attention(x["q"], x["k"], x["v"], backend="cuda")
-    assert_within_rule("o", o, exact, plain)
+    assert_right(x["q"], x["k"], x["v"])
 
 
 def test_unaligned_width_in_aligned_rows() -> None:
@@ -217,10 +203,7 @@ def test_unaligned_width_in_aligned_rows() -> None:
     q, v = x[..., :30], x[..., :24]
     assert runs_sm90(q, q, v)
     assert not runs_sm90(q, q, q)  # the rows of o have 60 bytes
-    exact = tk.attention(q.double(), q.double(), v.double(), backend="reference")
-    plain, _ = plain_attention(q, q, v)
-    o = tk.attention(q, q, v, backend="cuda")
-    assert_within_rule("o", o, exact, plain)
+    assert_right(q, q, v)
 
 
 @each(
@@ -305,19 +288,13 @@ def test_gradients_that_tma_cannot_store() -> None:
     assert emulator.latest_launch().startswith("(dq_postprocess_kernel")
 
 
-def test_widths_above_256_are_rejected() -> None:
-    q = torch.randn(1, 2, 3, 257).to(torch.float16)
-    with pytest.raises(ValueError, match="rows of 257 elements: tiles are up to 256 wide"):
-        tk.attention(q, q, q, backend="cuda")
-
-
 @pytest.mark.exhaustive
 def test_other_architectures_run_the_sm80_kernel() -> None:
     q = torch.randn(1, 2, 3, 64).to(torch.float16)
     assert runs_sm90(q, q, q)
     with emulator.chip(80):
         assert not runs_sm90(q, q, q)
-    with emulator.emulation(Emulation(arch=860)), emulator.chip(90):
+    with emulator.emulation(SMALL), emulator.chip(90):
         assert not runs_sm90(q, q, q)
 
 
@@ -357,12 +334,8 @@ def test_l2_swizzle_with_several_groups_of_heads() -> None:
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("case", [*SAMPLED, *SAMPLED_HOPPER], ids=str)
 def test_every_thread_schedule_gives_the_same_bits(case: Case) -> None:
-    runs = []
-    for seed in range(4):
-        with emulator.schedule(seed):
-            runs.append(case.run(case.inputs(torch.bfloat16), "cuda"))
-    for run in runs[1:]:
-        assert all(torch.equal(run[name], value) for name, value in runs[0].items())
+    x = case.inputs(torch.bfloat16)
+    assert_same_bits(lambda: case.run(x, "cuda"), 4)
 
 
 @pytest.mark.exhaustive
@@ -375,17 +348,7 @@ def test_sequences_without_keys_under_other_schedules(case: VarlenCase, seed: in
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("case", [*SAMPLED, *RACE_CASES], ids=str)
-def test_no_data_races(case: Case) -> None:
-    """The emulator reports unordered accesses as errors."""
-    for seed in range(2):
-        with emulator.emulation(RACES), emulator.chip(90), emulator.schedule(seed):
-            case.run(case.inputs(torch.bfloat16), "cuda")
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("case", HOPPER_VARLEN[:1], ids=str)
-def test_no_data_races_with_varlen(case: VarlenCase) -> None:
+@pytest.mark.parametrize("case", [*SAMPLED, *RACE_CASES, HOPPER_VARLEN[0]], ids=str)
+def test_no_data_races(case: AnyCase) -> None:
     x = case.inputs(torch.bfloat16)
-    with emulator.emulation(RACES), emulator.chip(90), emulator.schedule(1):
-        case.run(x, "cuda")
+    assert_no_races(lambda: case.run(x, "cuda"), chip=90)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import transformer_kernels as tk
-from building.emulated import Emulation
 from building.tile_config import LINEAR_WIDTHS
 from tests.gpu.sanitizer_targets import LINEAR_TARGETS
+from tests.kernels.cuda.schedules import assert_no_races, assert_same_bits
 from tests.support import emulator
 from tests.support.case import assert_case, named
 from tests.support.emulated import NOT_EMULATED
@@ -19,7 +19,6 @@ from transformer_kernels.linear.cuda import CudaLinear
 if NOT_EMULATED is not None:
     pytest.skip(f"kernels cannot be emulated: {NOT_EMULATED}", allow_module_level=True)
 
-RACES = Emulation(races=True)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SEGMENTED = named(
     LINEAR_CASES, "segments", "segments-gqa", "segments-all", "gqa", "range", "all-lengths"
@@ -43,16 +42,9 @@ def test_segments_of_several_chunks(case: LinearCase, ctas: int) -> None:
 def test_every_tile(width: int, dtype: torch.dtype) -> None:
     """Several segments of several chunks, several slices, rows of unaligned length."""
     case = LinearCase(
-        name="tile",
-        B=1,
-        H_q=2,
-        H_kv=1,
-        N=140,
-        D=width - 3,
-        D_v=width - 5,
-        decay="token",
+        name="tile", B=1, H_q=2, H_kv=1, N=140, D=width - 3, D_v=width - 5, decay="token",
         state=True,
-    )
+    )  # fmt: skip
     with emulator.aimed_ctas(2):
         assert_case(case, dtype, "cuda")
 
@@ -77,12 +69,9 @@ def test_transposed_tensors_are_not_copied() -> None:
 @pytest.mark.parametrize("aimed", [0, 6])
 @pytest.mark.parametrize("case", WATCHED, ids=str)
 def test_bits_are_equal_under_every_thread_order(case: LinearCase, aimed: int) -> None:
-    x, runs = case.inputs(torch.bfloat16), []
-    for seed in range(3):
-        with emulator.schedule(seed), emulator.aimed_ctas(aimed):
-            runs.append(case.run(x, "cuda"))
-    for run in runs[1:]:
-        assert all(torch.equal(run[name], value) for name, value in runs[0].items())
+    x = case.inputs(torch.bfloat16)
+    with emulator.aimed_ctas(aimed):
+        assert_same_bits(lambda: case.run(x, "cuda"), 3)
 
 
 @pytest.mark.exhaustive
@@ -90,26 +79,29 @@ def test_bits_are_equal_under_every_thread_order(case: LinearCase, aimed: int) -
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("case", WATCHED, ids=str)
 def test_kernels_have_no_races(case: LinearCase, dtype: torch.dtype, aimed: int) -> None:
-    """The emulator also raises an error for accesses outside of the tensors of the call."""
     x = case.inputs(dtype)
-    for seed in range(2):
-        with emulator.emulation(RACES), emulator.schedule(seed), emulator.aimed_ctas(aimed):
+
+    def run() -> None:
+        with emulator.aimed_ctas(aimed):
             case.run(x, "cuda")
+
+    assert_no_races(run)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("width", LINEAR_WIDTHS)
 def test_packed_sequences_and_steps_have_no_races(width: int) -> None:
-    """The emulator raises an error for unordered accesses to the same address."""
     lengths = torch.tensor([0, 40, 40, 110])
     q, k, v = (torch.randn(120, heads, width, requires_grad=True) for heads in (2, 1, 1))
     state = tk.LinearState(torch.zeros(1, 1, width, width), torch.zeros(1, 1, width))
     q1, k1, v1 = (x.detach()[None, :3].transpose(1, 2) for x in (q, k, v))
-    for seed in range(2):
-        with emulator.emulation(RACES), emulator.schedule(seed):
-            o = tk.linear_attention_varlen(q, k, v, lengths, backend="cuda")
-            torch.autograd.grad(o.sum(), (q, k, v))
-            tk.linear_attention_decode(q1, k1, v1, state, backend="cuda")
+
+    def run() -> None:
+        o = tk.linear_attention_varlen(q, k, v, lengths, backend="cuda")
+        torch.autograd.grad(o.sum(), (q, k, v))
+        tk.linear_attention_decode(q1, k1, v1, state, backend="cuda")
+
+    assert_no_races(run)
 
 
 def test_the_operator_checks_the_width() -> None:

@@ -1,13 +1,15 @@
-"""Supported problems of the cuda backend, and its reasons against the others."""
+"""Supported problems, GPUs and drivers of the cuda backend, and its reasons against the others."""
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import transformer_kernels as tk
 from building.tile_config import LARGE_SHARED, LINEAR_WIDTHS, WIDTHS
@@ -15,6 +17,7 @@ from tests.support.tiers import each
 from transformer_kernels import _C
 from transformer_kernels.backends import CudaBackend
 from transformer_kernels.backends.native import cuda_support, extension
+from transformer_kernels.backends.native.cuda_driver import cuda_driver_version
 from transformer_kernels.backends.native.cuda_support import (
     _known_reason,
     _unsupported_gpu_reason,
@@ -89,16 +92,9 @@ def test_all_reasons_are_reported(gpu: Callable[..., None]) -> None:
     ]
 
 
-@pytest.fixture
-def x() -> Tensor:
-    return torch.randn(1, 2, 3, 4)
-
-
-def test_other_devices(x: Tensor) -> None:
-    x = x.to("meta")
-    with pytest.raises(
-        ValueError, match="the tensors are on meta; the cuda backend needs CUDA tensors"
-    ):
+def test_other_devices() -> None:
+    x = torch.randn(1, 2, 3, 4, device="meta")
+    with pytest.raises(ValueError, match="are on meta; the cuda backend needs CUDA tensors"):
         tk.attention(x, x, x, backend="cuda")
 
 
@@ -141,28 +137,32 @@ def test_amd_gpu(gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> N
     assert unsupported_device_reason(ON_GPU) == "the cuda backend needs an NVIDIA GPU"
 
 
-def test_no_extension(monkeypatch: pytest.MonkeyPatch, x: Tensor) -> None:
+def test_no_extension(monkeypatch: pytest.MonkeyPatch) -> None:
     """Emulated kernels need the extension too, for the fake implementations of their operators."""
+    x = torch.randn(1, 2, 3, 4)
     monkeypatch.setattr(extension, "unavailable_reason", lambda: "no luck")
     assert unsupported_device_reason(ON_GPU) == "no luck"
     assert tk.explain(x, x, x).reasons["cuda"] == ("no luck",)
 
 
-@pytest.mark.parametrize(("driver", "runs"), [(12080, False), (13000, True), (13010, True)])
-def test_older_drivers_and_binary_code(driver: int, runs: bool, gpu: Callable[..., None]) -> None:
-    gpu(driver=driver)
-    reason = "the driver is for CUDA 12.8, and the kernels are built by CUDA 13.0"
-    assert unsupported_device_reason(ON_GPU) == (None if runs else reason)
+OLDER_BINARY = "the driver is for CUDA 12.8, and the kernels are built by CUDA 13.0"
+OLDER_PTX = "the driver is for CUDA 13.0, and the kernels' PTX is built by CUDA 13.2"
 
 
-@pytest.mark.parametrize(("driver", "runs"), [(13000, False), (13020, True), (14000, True)])
-def test_older_drivers_and_ptx(driver: int, runs: bool, gpu: Callable[..., None]) -> None:
-    """Older drivers run newer binary code of their major version, but cannot compile newer PTX."""
-    gpu(driver=driver, built=("sm_90", "compute_86"), cuda="13.2")
-    assert unsupported_device_reason(ON_GPU) is None
-    gpu(capability=(12, 0), driver=driver, built=("sm_90", "compute_86"), cuda="13.2")
-    reason = "the driver is for CUDA 13.0, and the kernels' PTX is built by CUDA 13.2"
-    assert unsupported_device_reason(ON_GPU) == (None if runs else reason)
+DRIVERS = (
+    *(("13.0", H100, 12080, OLDER_BINARY), ("13.0", H100, 13000, None)),
+    *(("13.0", H100, 13010, None), ("13.2", H100, 13000, None), ("13.2", H100, 13020, None)),
+    *(("13.2", H100, 14000, None), ("13.2", (12, 0), 13000, OLDER_PTX)),
+    *(("13.2", (12, 0), 13020, None), ("13.2", (12, 0), 14000, None)),
+)
+"""CUDA of the build, compute capability, driver, and the reason against it."""
+
+
+def test_older_drivers(gpu: Callable[..., None]) -> None:
+    """They run newer binary code of their major version, but cannot compile newer PTX."""
+    for cuda, capability, driver, reason in DRIVERS:
+        gpu(capability, driver, cuda=cuda)
+        assert unsupported_device_reason(ON_GPU) == reason
 
 
 @each(
@@ -196,3 +196,25 @@ def test_code_runs_on_compatible_gpus(
         assert re.search(
             rf"is sm_{major}{minor}, .* TORCH_CUDA_ARCH_LIST={major}\.{minor}$", reason
         )
+
+
+@pytest.mark.parametrize(("status", "expected"), [(0, (12, 8)), (3, None)])
+def test_version_is_that_of_the_driver(
+    status: int, expected: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def get_version(pointer: Any) -> int:
+        pointer._obj.value = 12080
+        return status
+
+    monkeypatch.setattr(
+        ctypes, "CDLL", lambda name: SimpleNamespace(cuDriverGetVersion=get_version)
+    )
+    assert cuda_driver_version() == expected
+
+
+def test_no_driver_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    assert cuda_driver_version() is None

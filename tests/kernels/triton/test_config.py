@@ -60,7 +60,7 @@ def test_tiles_by_distance_are_square_and_divide_64(
 @pytest.mark.parametrize("score_bytes", [1, 2, 4, 6, 8])
 def test_tiles_with_per_score_loads_fit_shared_memory(chip: config.Chip, score_bytes: int) -> None:
     """Half precision up to width 128 only. For float32 and wide rows the compiler needs additional
-    shared memory, which test_tiles.py checks."""
+    shared memory, which test_compilation.py checks."""
     for kernel in ("forward", "bwd_dkdv", "bwd_dq"):
         for columns in (64, 128):
             tile = config.tile(kernel, chip, 2, columns, score_bytes)

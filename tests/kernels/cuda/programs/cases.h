@@ -1,5 +1,6 @@
-// Test program with named cases. `program case seed...` prints one line for each seed: "ok", the
-// failed expectation, or the error of a launch. Built by nvcc for a GPU, it ignores the seeds.
+// Test program with named cases. `program CASE [races] SEED...` prints a line for each seed: "ok",
+// or the case with the failed expectation or error of a launch. CASE is the name of a case, "all",
+// or "case:defect". Built by nvcc for a GPU, the program ignores seeds and defects.
 #pragma once
 
 #include <cmath>
@@ -13,11 +14,11 @@
 
 #include "cuda/platform/device.h"
 #include "cuda/platform/element.h"
+#include "cuda/platform/sm80_ptx.h"
+#include "cuda/platform/tensor_box.h"
 
 #ifndef __CUDACC__
 #include <new>
-
-#include "cuda/platform/sm80_ptx.h"
 #else
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -138,6 +139,35 @@ struct Case {
   void (*run)();
 };
 
+inline std::vector<Case> cases;
+
+struct Registered {
+  Registered(const char* name, void (*run)()) { cases.push_back({name, run}); }
+};
+
+// Defines a case: TK_CASE(name) { ... }
+#define TK_CASE(name)                           \
+  void name();                                  \
+  const Registered name##_is_case{#name, name}; \
+  void name()
+
+// Defines a case by its kernel body. A program has Params, Thread and launch<body>.
+#define TK_BODY(name)                                   \
+  TK_DEVICE void name(const Params&, const Thread&);    \
+  const Registered name##_is_case{#name, launch<name>}; \
+  TK_DEVICE void name([[maybe_unused]] const Params& p, [[maybe_unused]] const Thread& t)
+
+inline std::string defect;
+
+// True if the program runs with the defect of this name. nvcc compiles the correct kernel only.
+inline __host__ __device__ bool has_defect([[maybe_unused]] const char* name) {
+#ifndef __CUDACC__
+  return !strcmp(defect.c_str(), name);
+#else
+  return false;
+#endif
+}
+
 inline void expect(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error("wrong: " + what);
 }
@@ -164,30 +194,72 @@ class Numbers {
   uint64_t state_ = 1;
 };
 
-inline int run_cases(int count, char** arguments, const std::vector<Case>& cases) {
-  [[maybe_unused]] bool races = false;
-  for (int n = 2; n < count; ++n) races |= !strcmp(arguments[n], "races");
-  for (const Case& one : cases) {
-    if (count < 2 || strcmp(one.name, arguments[1]) != 0) continue;
-    for (int n = 2; n < count; ++n) {
-      if (!strcmp(arguments[n], "races")) continue;
-#ifndef __CUDACC__
-      tk::emulator::settings().seed = strtoull(arguments[n], nullptr, 10);
-      tk::emulator::settings().races = races;
-#endif
-      std::string result = "ok";
-      try {
-        one.run();
-      } catch (const std::runtime_error& error) {
-        result = error.what();
-      }
-      for (char& c : result) {
-        if (c == '\n') c = '|';
-      }
-      printf("%s\n", result.c_str());
-    }
-    return 0;
+template <typename Range>
+void fill(Range& elements, Numbers& numbers) {
+  for (auto& x : elements) x = rounded<std::remove_reference_t<decltype(x)>>(numbers.next());
+}
+
+// Dot product of two rows of K elements.
+template <typename Element>
+double dot(const Element* a, const Element* b, size_t K) {
+  double sum = 0;
+  for (size_t k = 0; k < K; ++k) sum += double(value_of(a[k])) * value_of(b[k]);
+  return sum;
+}
+
+TK_DEVICE unsigned char* align_to(unsigned char* shared, uint32_t alignment) {
+  return shared + (-tk::cuda::shared_address(shared) & (alignment - 1));
+}
+
+// Byte offset of 16-byte chunk c of row r. PTX manual, swizzling modes.
+inline int swizzled(tk::cuda::Swizzle mode, int r, int c) {
+  switch (mode) {
+    case tk::cuda::Swizzle::k128:
+      return r * 128 + (c ^ r % 8) * 16;
+    case tk::cuda::Swizzle::k64:
+      return r * 64 + (c ^ r / 2 % 4) * 16;
+    case tk::cuda::Swizzle::k32:
+      return r * 32 + (c ^ r / 4 % 2) * 16;
+    default:
+      return r * 16 + c * 16;
   }
-  fprintf(stderr, "no such case\n");
-  return 1;
+}
+
+inline int row_chunks(tk::cuda::Swizzle mode) {
+  return mode == tk::cuda::Swizzle::k128  ? 8
+         : mode == tk::cuda::Swizzle::k64 ? 4
+         : mode == tk::cuda::Swizzle::k32 ? 2
+                                          : 1;
+}
+
+inline std::string run_cases(const std::string& name) {
+  bool found = false;
+  for (const Case& one : cases) {
+    if (name != "all" && name != one.name) continue;
+    found = true;
+    try {
+      one.run();
+    } catch (const std::runtime_error& error) {
+      std::string what = error.what();
+      for (char& c : what) c = c == '\n' ? '|' : c;
+      return one.name + (": " + what);
+    }
+  }
+  return found ? "ok" : "no such case";
+}
+
+int main(int count, char** arguments) {
+  const std::string given = count < 2 ? "" : arguments[1];
+  const size_t colon = given.find(':');
+  if (colon != std::string::npos) defect = given.substr(colon + 1);
+  for (int n = 2; n < count; ++n) {
+#ifndef __CUDACC__
+    if (!strcmp(arguments[n], "races")) {
+      tk::emulator::settings().races = true;
+      continue;
+    }
+    tk::emulator::settings().seed = strtoull(arguments[n], nullptr, 10);
+#endif
+    printf("%s\n", run_cases(given.substr(0, colon)).c_str());
+  }
 }

@@ -1,6 +1,5 @@
 // Each instruction of sm_80 against a scalar computation.
 #include "cases.h"
-#include "cuda/platform/sm80_ptx.h"
 
 using namespace tk::cuda;
 
@@ -30,10 +29,10 @@ TK_KERNEL(64, 1) shuffle_kernel(const __grid_constant__ Buffers p) {
                             4 * __all_sync(kAll, lane > 0));
 }
 
-void shuffles() {
+TK_CASE(shuffles) {
   Numbers numbers;
   Array<float> x(64), y(64 * 8);
-  for (float& value : x) value = numbers.next();
+  fill(x, numbers);
   TK_LAUNCH(shuffle_kernel, dim3(1), 64, 0, nullptr, Buffers{x.on_device(), y.on_device()});
   finish();
   for (int t = 0; t < 64; ++t) {
@@ -69,7 +68,7 @@ TK_KERNEL(128, 1) barrier_kernel(const __grid_constant__ Buffers p) {
   if (t % 2) atomicAdd(p.count, block + 1);
 }
 
-void barriers_and_atomics() {
+TK_CASE(barriers_and_atomics) {
   constexpr int kBlocks = 5;
   Array<float> x(128 * kBlocks), y(kBlocks);
   Array<int> count(1);
@@ -90,7 +89,7 @@ TK_KERNEL(32, 1) grid_kernel(const __grid_constant__ Buffers p) {
   if (threadIdx.x == 0) p.y[block] = static_cast<float>(block * 1000 + gridDim.y + blockDim.x);
 }
 
-void grids() {
+TK_CASE(grids) {
   Array<float> y(2 * 3 * 4);
   TK_LAUNCH(grid_kernel, dim3(2, 3, 4), 32, 0, nullptr, Buffers{nullptr, y.on_device()});
   finish();
@@ -112,7 +111,7 @@ TK_KERNEL(32, 1) semaphore_kernel(const __grid_constant__ Buffers p) {
   if (threadIdx.x == 0) add_release(p.count, 1);
 }
 
-void semaphores() {
+TK_CASE(semaphores) {
   Array<float> y(32);
   Array<int> count(1);
   TK_LAUNCH(semaphore_kernel, dim3(6), 32, 0, nullptr,
@@ -169,6 +168,9 @@ void matrix_loads() {
   }
 }
 
+TK_CASE(matrix_loads) { matrix_loads<false>(); }
+TK_CASE(matrix_loads_transposed) { matrix_loads<true>(); }
+
 struct Products {
   const uint32_t* a;
   const uint32_t* b;
@@ -196,12 +198,8 @@ template <typename Element>
 void products() {
   Numbers numbers;
   Element a[16][16], b[16][8];
-  for (auto& row : a) {
-    for (Element& x : row) x = rounded<Element>(numbers.next());
-  }
-  for (auto& row : b) {
-    for (Element& x : row) x = rounded<Element>(numbers.next());
-  }
+  for (auto& row : a) fill(row, numbers);
+  for (auto& row : b) fill(row, numbers);
   Array<uint32_t> a_lanes(32 * 4), b_lanes(32 * 2);
   Array<float> c_lanes(32 * 4);
   for (size_t lane = 0; lane < 32; ++lane) {
@@ -229,6 +227,9 @@ void products() {
     }
   }
 }
+
+TK_CASE(products_half) { products<Half>(); }
+TK_CASE(products_bfloat16) { products<BFloat16>(); }
 
 #ifndef __CUDACC__
 
@@ -263,7 +264,10 @@ void conversions() {
                "infinity");
 }
 
-void known_values() {
+TK_CASE(conversions_half) { conversions<Half>(); }
+TK_CASE(conversions_bfloat16) { conversions<BFloat16>(); }
+
+TK_CASE(known_values) {
   expect_equal(to_float(Half{0x3c00}), 1, "1");
   expect_equal(to_float(Half{0xc000}), -2, "-2");
   expect_equal(to_float(Half{0x7bff}), 65504, "largest");
@@ -278,20 +282,3 @@ void known_values() {
 #endif
 
 }  // namespace
-
-int main(int count, char** arguments) {
-  return run_cases(count, arguments,
-                   {{"shuffles", shuffles},
-                    {"barriers_and_atomics", barriers_and_atomics},
-                    {"grids", grids},
-                    {"semaphores", semaphores},
-                    {"matrix_loads", matrix_loads<false>},
-                    {"matrix_loads_transposed", matrix_loads<true>},
-                    {"products_half", products<Half>},
-#ifndef __CUDACC__
-                    {"conversions_half", conversions<Half>},
-                    {"conversions_bfloat16", conversions<BFloat16>},
-                    {"known_values", known_values},
-#endif
-                    {"products_bfloat16", products<BFloat16>}});
-}

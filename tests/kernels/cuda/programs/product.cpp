@@ -1,23 +1,9 @@
 // c = a b^T with two cp.async stages, ldmatrix and mma, and variants with one defect each.
 #include "cases.h"
-#include "cuda/platform/sm80_ptx.h"
 
 using namespace tk::cuda;
 
 namespace {
-
-enum class Defect {
-  kNone,
-  kNoWait,
-  kWaitForOneLess,
-  kNoCommit,
-  kNoBarrierAfterWait,
-  kNoBarrierBeforeCopy,
-  kOtherSwizzle,
-  kNoBarrierInEpilogue,
-  kNoShuffle,
-  kNoTailMask,
-};
 
 constexpr int kRows = 64;   // of a and of b
 constexpr int kDepth = 32;  // k extent of a stage, in elements: rows of 64 bytes
@@ -33,17 +19,7 @@ struct Params {
   float* c;       // (64, 64)
   float* sums;    // of rows of c
   int K;          // a multiple of 8
-  Defect defect;
 };
-
-// Defects exist only in the emulator: nvcc compiles the correct kernel.
-TK_DEVICE bool has_defect([[maybe_unused]] const Params& p, [[maybe_unused]] Defect defect) {
-#ifndef __CUDACC__
-  return p.defect == defect;
-#else
-  return false;
-#endif
-}
 
 // Swizzled byte offset: the 16-byte chunks of eight rows are in different banks.
 TK_DEVICE int swizzled_offset(int row, int chunk) {
@@ -53,20 +29,20 @@ TK_DEVICE int swizzled_offset(int row, int chunk) {
 TK_DEVICE void copy_stage(const Params& p, unsigned char* stage, int k0) {
   for (int n = static_cast<int>(threadIdx.x); n < kRows * 4; n += 128) {
     const int row = n / 4, chunk = n % 4, k = k0 + chunk * 8;
-    const bool there = k < p.K || has_defect(p, Defect::kNoTailMask);
+    const bool there = k < p.K || has_defect("no_tail_mask");
     copy_async_16(stage + swizzled_offset(row, chunk), p.a + row * p.K + k, there);
     copy_async_16(stage + kTileBytes + swizzled_offset(row, chunk), p.b + row * p.K + k, there);
   }
-  if (!has_defect(p, Defect::kNoCommit)) commit_copies();
+  if (!has_defect("no_commit")) commit_copies();
 }
 
 // Each warp computes 16 rows; c[n] holds columns 8 n to 8 n + 7.
-TK_DEVICE void multiply_stage(const Params& p, const unsigned char* stage, float (&c)[8][4]) {
+TK_DEVICE void multiply_stage(const unsigned char* stage, float (&c)[8][4]) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   for (int k = 0; k < kDepth / 8; k += 2) {
     uint32_t a[4];
     const int row = warp * 16 + lane % 16, chunk = k + lane / 16;
-    const bool plain = has_defect(p, Defect::kOtherSwizzle);
+    const bool plain = has_defect("other_swizzle");
     load_matrices(a, stage + (plain ? row * 64 + chunk * 16 : swizzled_offset(row, chunk)));
     for (int n = 0; n < 8; n += 2) {
       uint32_t b[4];
@@ -78,9 +54,9 @@ TK_DEVICE void multiply_stage(const Params& p, const unsigned char* stage, float
   }
 }
 
-TK_DEVICE void wait_for_stage(const Params& p, bool last) {
-  if (has_defect(p, Defect::kNoWait)) return;
-  const int pending = (last ? 0 : 1) + has_defect(p, Defect::kWaitForOneLess);
+TK_DEVICE void wait_for_stage(bool last) {
+  if (has_defect("no_wait")) return;
+  const int pending = (last ? 0 : 1) + has_defect("wait_for_one_less");
   if (pending == 0) wait_copies<0>();
   if (pending == 1) wait_copies<1>();
   if (pending == 2) wait_copies<2>();
@@ -94,10 +70,10 @@ TK_KERNEL(128, 1) product_kernel(const __grid_constant__ Params p) {
   for (int k = 0, stage = 0; k < p.K; k += kDepth, stage ^= 1) {
     const bool last = k + kDepth >= p.K;
     if (!last) copy_stage(p, shared + (stage ^ 1) * 2 * kTileBytes, k + kDepth);
-    wait_for_stage(p, last);
-    if (!has_defect(p, Defect::kNoBarrierAfterWait)) __syncthreads();
-    multiply_stage(p, shared + stage * 2 * kTileBytes, c);
-    if (!has_defect(p, Defect::kNoBarrierBeforeCopy)) __syncthreads();
+    wait_for_stage(last);
+    if (!has_defect("no_barrier_after_wait")) __syncthreads();
+    multiply_stage(shared + stage * 2 * kTileBytes, c);
+    if (!has_defect("no_barrier_before_copy")) __syncthreads();
   }
   float* rows = reinterpret_cast<float*>(shared);
   for (int n = 0; n < 8; ++n) {
@@ -106,7 +82,7 @@ TK_KERNEL(128, 1) product_kernel(const __grid_constant__ Params p) {
       rows[row * kPitch + n * 8 + lane % 4 * 2 + i % 2] = c[n][i];
     }
   }
-  if (!has_defect(p, Defect::kNoBarrierInEpilogue)) __syncthreads();
+  if (!has_defect("no_barrier_in_epilogue")) __syncthreads();
   for (int n = t; n < kRows * kRows; n += 128) {
     p.c[n] = rows[n / kRows * kPitch + n % kRows];
   }
@@ -114,13 +90,12 @@ TK_KERNEL(128, 1) product_kernel(const __grid_constant__ Params p) {
     float sum = 0;
     for (int n = 0; n < 8; ++n) sum += c[n][half * 2] + c[n][half * 2 + 1];
     sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    if (!has_defect(p, Defect::kNoShuffle)) sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    if (!has_defect("no_shuffle")) sum += __shfl_xor_sync(0xffffffffu, sum, 2);
     if (lane % 4 == 0) p.sums[warp * 16 + lane / 4 + half * 8] = sum;
   }
 }
 
-template <Defect kDefect>
-void product() {
+TK_CASE(product) {
   constexpr int K = 72;
   Numbers numbers;
   // NaN after the last row, which a missing tail mask reads.
@@ -131,15 +106,12 @@ void product() {
   }
   Array<float> c(kRows * kRows, NAN), sums(kRows, NAN);
   TK_LAUNCH(product_kernel, dim3(1), 128, kRows * kPitch * sizeof(float), nullptr,
-            Params{a.on_device(), b.on_device(), c.on_device(), sums.on_device(), K, kDefect});
+            Params{a.on_device(), b.on_device(), c.on_device(), sums.on_device(), K});
   finish();
   for (size_t row = 0; row < kRows; ++row) {
     double total = 0;
     for (size_t column = 0; column < kRows; ++column) {
-      double sum = 0;
-      for (size_t k = 0; k < K; ++k) {
-        sum += double(value_of(a[row * K + k])) * value_of(b[column * K + k]);
-      }
+      const double sum = dot(&a[row * K], &b[column * K], K);
       expect_near(c[row * kRows + column], sum, 1e-4, "c");
       total += sum;
     }
@@ -148,17 +120,3 @@ void product() {
 }
 
 }  // namespace
-
-int main(int count, char** arguments) {
-  return run_cases(count, arguments,
-                   {{"correct", product<Defect::kNone>},
-                    {"no_wait", product<Defect::kNoWait>},
-                    {"wait_for_one_less", product<Defect::kWaitForOneLess>},
-                    {"no_commit", product<Defect::kNoCommit>},
-                    {"no_barrier_after_wait", product<Defect::kNoBarrierAfterWait>},
-                    {"no_barrier_before_copy", product<Defect::kNoBarrierBeforeCopy>},
-                    {"other_swizzle", product<Defect::kOtherSwizzle>},
-                    {"no_barrier_in_epilogue", product<Defect::kNoBarrierInEpilogue>},
-                    {"no_shuffle", product<Defect::kNoShuffle>},
-                    {"no_tail_mask", product<Defect::kNoTailMask>}});
-}

@@ -1,6 +1,5 @@
 // Kernels with data races, whose results may still be right, and their correct versions.
 #include "cases.h"
-#include "cuda/platform/sm80_ptx.h"
 
 using namespace tk::cuda;
 
@@ -172,36 +171,33 @@ void launch_with_extents() {
 
 void read_past_end(const Params& p, float* shared, int t) { p.y[t] = shared[t + 193]; }
 
-}  // namespace
+const Registered kCases[] = {
+    {"exchange", launch<exchange<Order::kNone>>},
+    {"exchange_with_syncwarp", launch<exchange<Order::kWarp>>},
+    {"exchange_with_syncthreads", launch<exchange<Order::kBlock>>},
+    {"exchange_far", launch<exchange_far<Order::kWarp>>},
+    {"exchange_far_with_syncthreads", launch<exchange_far<Order::kBlock>>},
+    {"load_matrix", launch<load_matrix<false, Order::kNone>>},
+    {"load_matrix_with_syncwarp", launch<load_matrix<false, Order::kWarp>>},
+    {"load_matrix_transposed", launch<load_matrix<true, Order::kNone>>},
+    {"load_matrix_transposed_with_syncwarp", launch<load_matrix<true, Order::kWarp>>},
+    {"copy_over", launch<copy_over<Order::kNone>>},
+    {"copy_over_with_syncthreads", launch<copy_over<Order::kBlock>>},
+    {"through_global", launch<through_global<Order::kNone>>},
+    {"through_global_with_syncthreads", launch<through_global<Order::kBlock>>},
+    {"atomics", launch<atomics, 3>},
+    {"atomic_and_plain", launch<atomic_and_plain>},
+    {"semaphore_without_wait", launch<semaphore<false, true>, 4>},
+    {"semaphore_without_release", launch<semaphore<true, false>, 4>},
+    {"semaphore", launch<semaphore<true, true>, 4>},
+    {"last_block", launch<last_block<false>, 4>},
+    {"last_block_with_fences", launch<last_block<true>, 4>},
+    {"sums", launch_with_ordered_sums<sums<false>>},
+    {"sums_in_order", launch_with_ordered_sums<sums<true>>},
+    {"sums_with_any_order_allowed", launch<sums<false>, 4>},
+    {"read_outside", launch_with_extents<read_outside<1>>},
+    {"write_outside", launch_with_extents<write_outside>},
+    {"read_inside", launch_with_extents<read_outside<0>>},
+    {"read_past_end", launch<read_past_end>}};
 
-int main(int count, char** arguments) {
-  return run_cases(
-      count, arguments,
-      {{"exchange", launch<exchange<Order::kNone>>},
-       {"exchange_with_syncwarp", launch<exchange<Order::kWarp>>},
-       {"exchange_with_syncthreads", launch<exchange<Order::kBlock>>},
-       {"exchange_far", launch<exchange_far<Order::kWarp>>},
-       {"exchange_far_with_syncthreads", launch<exchange_far<Order::kBlock>>},
-       {"load_matrix", launch<load_matrix<false, Order::kNone>>},
-       {"load_matrix_with_syncwarp", launch<load_matrix<false, Order::kWarp>>},
-       {"load_matrix_transposed", launch<load_matrix<true, Order::kNone>>},
-       {"load_matrix_transposed_with_syncwarp", launch<load_matrix<true, Order::kWarp>>},
-       {"copy_over", launch<copy_over<Order::kNone>>},
-       {"copy_over_with_syncthreads", launch<copy_over<Order::kBlock>>},
-       {"through_global", launch<through_global<Order::kNone>>},
-       {"through_global_with_syncthreads", launch<through_global<Order::kBlock>>},
-       {"atomics", launch<atomics, 3>},
-       {"atomic_and_plain", launch<atomic_and_plain>},
-       {"semaphore_without_wait", launch<semaphore<false, true>, 4>},
-       {"semaphore_without_release", launch<semaphore<true, false>, 4>},
-       {"semaphore", launch<semaphore<true, true>, 4>},
-       {"last_block", launch<last_block<false>, 4>},
-       {"last_block_with_fences", launch<last_block<true>, 4>},
-       {"sums", launch_with_ordered_sums<sums<false>>},
-       {"sums_in_order", launch_with_ordered_sums<sums<true>>},
-       {"sums_with_any_order_allowed", launch<sums<false>, 4>},
-       {"read_outside", launch_with_extents<read_outside<1>>},
-       {"write_outside", launch_with_extents<write_outside>},
-       {"read_inside", launch_with_extents<read_outside<0>>},
-       {"read_past_end", launch<read_past_end>}});
-}
+}  // namespace

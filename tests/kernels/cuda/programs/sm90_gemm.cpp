@@ -1,7 +1,6 @@
 // wgmma against a scalar computation, for every width, layout and swizzle.
 #include "cases.h"
 #include "cuda/platform/sm90_wgmma.h"
-#include "swizzles.h"
 
 using namespace tk::cuda;
 
@@ -89,8 +88,8 @@ template <typename Element, int kN, Major kA, Major kB, bool kRegisters = false>
 void wgmma_with(Swizzle a_swizzle, Swizzle b_swizzle) {
   Numbers numbers;
   std::vector<Element> a(64 * 16), b(16 * kN);
-  for (Element& x : a) x = rounded<Element>(numbers.next());
-  for (Element& x : b) x = rounded<Element>(numbers.next());
+  fill(a, numbers);
+  fill(b, numbers);
   const Layout a_layout = layout_of(a_swizzle, kA, 64), b_layout = layout_of(b_swizzle, kB, kN);
   Array<unsigned char> a_bytes(kMatrixBytes, 0xff), b_bytes(kMatrixBytes, 0xff);
   for (int k = 0; k < 16; ++k) {
@@ -139,7 +138,7 @@ void wgmma_width() {
   wgmma_with<BFloat16, kN, Major::kK, Major::kMN>(Swizzle::k64, Swizzle::k64);
 }
 
-void wgmma_widths() {
+TK_CASE(wgmma_widths) {
   wgmma_width<32>();
   wgmma_width<64>();
   wgmma_width<96>();
@@ -148,7 +147,7 @@ void wgmma_widths() {
   wgmma_width<256>();
 }
 
-void wgmma_layouts() {
+TK_CASE(wgmma_layouts) {
   for (const Swizzle a : {Swizzle::kNone, Swizzle::k32, Swizzle::k64, Swizzle::k128}) {
     for (const Swizzle b : {Swizzle::kNone, Swizzle::k32, Swizzle::k64, Swizzle::k128}) {
       wgmma_with<Half, 64, Major::kK, Major::kK>(a, b);
@@ -159,8 +158,3 @@ void wgmma_layouts() {
 }
 
 }  // namespace
-
-int main(int count, char** arguments) {
-  return run_cases(count, arguments,
-                   {{"wgmma_widths", wgmma_widths}, {"wgmma_layouts", wgmma_layouts}});
-}

@@ -2,7 +2,6 @@
 #include "cases.h"
 #include "cuda/platform/sm90_ptx.h"
 #include "cuda/sm90/exp2_polynomial.cuh"
-#include "swizzles.h"
 
 using namespace tk::cuda;
 
@@ -140,7 +139,7 @@ void tensor_copy(TensorType type, int rank, Swizzle swizzle) {
   }
 }
 
-void tensor_copies() {
+TK_CASE(tensor_copies) {
   for (int rank = 1; rank <= 5; ++rank) {
     for (const Swizzle swizzle : {Swizzle::kNone, Swizzle::k32, Swizzle::k64, Swizzle::k128}) {
       tensor_copy<Half>(TensorType::kHalf, rank, swizzle);
@@ -152,7 +151,7 @@ void tensor_copies() {
 
 #ifndef __CUDACC__
 
-void refused_tensor_maps() {
+TK_CASE(refused_tensor_maps) {
   alignas(16) float data[64];
   const TensorBox valid{data, TensorType::kFloat, 2, {8, 8}, {4, 32}, {8, 8}, Swizzle::k32};
   const auto refuse = [&](auto change, const std::string& why) {
@@ -205,7 +204,7 @@ TK_KERNEL(32, 1) bulk_kernel(const __grid_constant__ BulkParams p) {
   add_to(p.sum + 4 * threadIdx.x, make_float4(1, 2, 3, 4));
 }
 
-void bulk_copies() {
+TK_CASE(bulk_copies) {
   Array<float> from(128), to(128, -1.f), sum(128, 3.f);
   for (size_t n = 0; n < 128; ++n) from[n] = static_cast<float>(n);
   TK_LAUNCH(bulk_kernel, dim3(2), 32, 520, nullptr,
@@ -261,7 +260,7 @@ TK_KERNEL(128, 1) phase_kernel(const __grid_constant__ Output p) {
   if (t == 0) p.y[0] = numbers[0];
 }
 
-void phases() {
+TK_CASE(phases) {
   Array<float> y(1);
   float expected = 1;
   TK_LAUNCH(phase_kernel, dim3(1), 128, 128, nullptr, Output{y.on_device()});
@@ -283,7 +282,7 @@ TK_KERNEL(384, 1) register_kernel(const __grid_constant__ Output p) {
   }
 }
 
-void registers_and_elect() {
+TK_CASE(registers_and_elect) {
   Array<float> y(1);
   TK_LAUNCH(register_kernel, dim3(2), 384, 0, nullptr, Output{y.on_device()});
   finish();
@@ -309,18 +308,16 @@ store_kernel(const __grid_constant__ Output p) {
   for (int n = 0; n < 4; ++n) p.y[lane * 4 + n] = static_cast<float>(x[n] == y[n]);
 }
 
+template <bool kTransposed>
 void matrix_stores() {
-  for (const bool transposed : {false, true}) {
-    Array<float> y(128);
-    if (transposed) {
-      TK_LAUNCH(store_kernel<true>, dim3(1), 32, 512, nullptr, Output{y.on_device()});
-    } else {
-      TK_LAUNCH(store_kernel<false>, dim3(1), 32, 512, nullptr, Output{y.on_device()});
-    }
-    finish();
-    for (const float same : y) expect_equal(same, 1, "round trip");
-  }
+  Array<float> y(128);
+  TK_LAUNCH(store_kernel<kTransposed>, dim3(1), 32, 512, nullptr, Output{y.on_device()});
+  finish();
+  for (const float same : y) expect_equal(same, 1, "round trip");
 }
+
+TK_CASE(matrix_stores_by_row) { matrix_stores<false>(); }
+TK_CASE(matrix_stores_transposed) { matrix_stores<true>(); }
 
 struct Exponents {
   float *x, *y;
@@ -331,7 +328,7 @@ TK_KERNEL(256, 1) exponential_kernel(const __grid_constant__ Exponents p) {
   p.y[n] = sm90::exp2_polynomial(p.x[n]);
 }
 
-void exponentials() {
+TK_CASE(exponentials) {
   constexpr int kCount = 4096;
   Array<float> x(kCount), y(kCount);
   for (int n = 0; n < kCount; ++n) x[n] = 4 - 130 * static_cast<float>(n) / kCount;
@@ -348,16 +345,3 @@ void exponentials() {
 }
 
 }  // namespace
-
-int main(int count, char** arguments) {
-  return run_cases(count, arguments,
-                   {{"tensor_copies", tensor_copies},
-#ifndef __CUDACC__
-                    {"refused_tensor_maps", refused_tensor_maps},
-#endif
-                    {"bulk_copies", bulk_copies},
-                    {"phases", phases},
-                    {"registers_and_elect", registers_and_elect},
-                    {"matrix_stores", matrix_stores},
-                    {"exponentials", exponentials}});
-}

@@ -6,39 +6,6 @@ using namespace tk::cuda;
 
 namespace {
 
-enum class Defect {
-  kNone,
-  kNoFullWait,
-  kNoEmptyWait,
-  kFullParity,
-  kEmptyParity,
-  kExpectsLess,
-  kExpectsMore,
-  kTooFewArrivals,
-  kTooManyArrivals,
-  kNoInitFence,
-  kNoInitSync,
-  kNoWgmmaWait,
-  kWgmmaWaitForOneLess,
-  kNoWgmmaFence,
-  kNoWgmmaCommit,
-  kReleasedEarly,
-  kRegistersInFlight,
-  kOtherSwizzle,
-  kOtherStride,
-  kOtherStep,
-  kOtherDescriptorInOneWarp,
-  kNotAligned,
-  kNoStoreFence,
-  kStoreFenceInOneWarp,
-  kNoStoreBarrier,
-  kStoreBarrierCount,
-  kNoStoreWait,
-  kRegistersOfOneWarp,
-  kTooManyRegisters,
-  kSharedTooSmall,
-};
-
 constexpr int kRows = 128, kColumns = 64;  // of c
 constexpr int kDepth = 64;                 // k extent of a stage, in elements: rows of 128 bytes
 constexpr int kStages = 2;
@@ -51,17 +18,7 @@ struct Params {
   TensorMap a, b;  // (128, K), (64, K)
   TensorMap c;     // (128, 64)
   int steps;
-  Defect defect;
 };
-
-// Defects exist only in the emulator: nvcc compiles the correct kernel.
-TK_DEVICE bool has_defect([[maybe_unused]] const Params& p, [[maybe_unused]] Defect defect) {
-#ifndef __CUDACC__
-  return p.defect == defect;
-#else
-  return false;
-#endif
-}
 
 struct Pipeline {
   unsigned char* stages;
@@ -73,11 +30,11 @@ TK_DEVICE void produce(const Params& p, const Pipeline& pipeline) {
   for (int step = 0; step < p.steps; ++step) {
     const int stage = step % kStages;
     const auto round = static_cast<uint32_t>(step / kStages);
-    const uint32_t parity = has_defect(p, Defect::kEmptyParity) ? round & 1 : (round & 1) ^ 1;
-    if (!has_defect(p, Defect::kNoEmptyWait)) mbarrier_wait(pipeline.empty + stage, parity);
-    const int bytes = has_defect(p, Defect::kExpectsLess)   ? kStage - 1024
-                      : has_defect(p, Defect::kExpectsMore) ? kStage + 1024
-                                                            : kStage;
+    const uint32_t parity = has_defect("empty_parity") ? round & 1 : (round & 1) ^ 1;
+    if (!has_defect("no_empty_wait")) mbarrier_wait(pipeline.empty + stage, parity);
+    const int bytes = has_defect("expects_less")   ? kStage - 1024
+                      : has_defect("expects_more") ? kStage + 1024
+                                                   : kStage;
     mbarrier_arrive_expect(pipeline.full + stage, static_cast<uint32_t>(bytes));
     unsigned char* const at = pipeline.stages + stage * kStage;
     load_tensor(at, p.a, pipeline.full + stage, {step * kDepth, 0});
@@ -85,15 +42,14 @@ TK_DEVICE void produce(const Params& p, const Pipeline& pipeline) {
   }
 }
 
-TK_DEVICE void multiply(const Params& p, const unsigned char* at, int group, float (&c)[32],
-                        bool first) {
-  const Swizzle swizzle = has_defect(p, Defect::kOtherSwizzle) ? Swizzle::k64 : Swizzle::k128;
-  const uint32_t stride = has_defect(p, Defect::kOtherStride) ? 512 : 1024;
-  const int k_bytes = has_defect(p, Defect::kOtherStep) ? 16 : 32;
+TK_DEVICE void multiply(const unsigned char* at, int group, float (&c)[32], bool first) {
+  const Swizzle swizzle = has_defect("other_swizzle") ? Swizzle::k64 : Swizzle::k128;
+  const uint32_t stride = has_defect("other_stride") ? 512 : 1024;
+  const int k_bytes = has_defect("other_step") ? 16 : 32;
   for (int k = 0; k < kDepth / 16; ++k) {
     const unsigned char* a = at + group * (kA / 2) + k * k_bytes;
     const unsigned char* b = at + kA + k * k_bytes;
-    if (has_defect(p, Defect::kOtherDescriptorInOneWarp) && threadIdx.x / 32 % 4 == 2) b = at + kA;
+    if (has_defect("other_descriptor_in_one_warp") && threadIdx.x / 32 % 4 == 2) b = at + kA;
     wgmma<Major::kK, Major::kK>(c, matrix_descriptor(a, 16, stride, swizzle),
                                 matrix_descriptor(b, 16, stride, swizzle), Half{}, !first || k > 0);
   }
@@ -106,17 +62,16 @@ TK_DEVICE void store(const Params& p, unsigned char* shared, int group, const fl
     const int row = warp * 16 + lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
     rows[row * kColumns + column] = c[i];
   }
-  if (!has_defect(p, Defect::kNoStoreFence) &&
-      !(has_defect(p, Defect::kStoreFenceInOneWarp) && warp != 0)) {
+  if (!has_defect("no_store_fence") && !(has_defect("store_fence_in_one_warp") && warp != 0)) {
     fence_async();
   }
-  if (!has_defect(p, Defect::kNoStoreBarrier)) {
-    named_barrier_sync(1 + group, has_defect(p, Defect::kStoreBarrierCount) ? 256 : 128);
+  if (!has_defect("no_store_barrier")) {
+    named_barrier_sync(1 + group, has_defect("store_barrier_count") ? 256 : 128);
   }
   if (t == 0) {
     store_tensor(p.c, shared, {0, group * 64});
     commit_stores();
-    if (!has_defect(p, Defect::kNoStoreWait)) wait_stores_read<0>();
+    if (!has_defect("no_store_wait")) wait_stores_read<0>();
   }
 }
 
@@ -127,64 +82,63 @@ TK_DEVICE void consume(const Params& p, const Pipeline& pipeline, unsigned char*
   for (int step = 0; step < p.steps; ++step) {
     const int stage = step % kStages;
     const auto round = static_cast<uint32_t>(step / kStages);
-    const uint32_t parity = has_defect(p, Defect::kFullParity) ? (round & 1) ^ 1 : round & 1;
-    if (!has_defect(p, Defect::kNoFullWait)) mbarrier_wait(pipeline.full + stage, parity);
-    if (!has_defect(p, Defect::kNoWgmmaFence)) wgmma_fence();
-    multiply(p, pipeline.stages + stage * kStage, group, c, step == 0);
-    if (!has_defect(p, Defect::kNoWgmmaCommit)) wgmma_commit();
+    const uint32_t parity = has_defect("full_parity") ? (round & 1) ^ 1 : round & 1;
+    if (!has_defect("no_full_wait")) mbarrier_wait(pipeline.full + stage, parity);
+    if (!has_defect("no_wgmma_fence")) wgmma_fence();
+    multiply(pipeline.stages + stage * kStage, group, c, step == 0);
+    if (!has_defect("no_wgmma_commit")) wgmma_commit();
     const bool signals = threadIdx.x % 128 == 0;
-    if (has_defect(p, Defect::kReleasedEarly) && signals) mbarrier_arrive(pipeline.empty + stage);
-    if (has_defect(p, Defect::kRegistersInFlight) && step == 1) c[0] += 1;
-    if (has_defect(p, Defect::kWgmmaWaitForOneLess)) {
+    if (has_defect("released_early") && signals) mbarrier_arrive(pipeline.empty + stage);
+    if (has_defect("registers_in_flight") && step == 1) c[0] += 1;
+    if (has_defect("wgmma_wait_for_one_less")) {
       wgmma_wait<1>();
-    } else if (!has_defect(p, Defect::kNoWgmmaWait)) {
+    } else if (!has_defect("no_wgmma_wait")) {
       wgmma_wait<0>();
     }
     wgmma_hold(c);
     // One thread releases the stage: its wait covers the products of all four warps.
-    if (!has_defect(p, Defect::kReleasedEarly) && signals) mbarrier_arrive(pipeline.empty + stage);
+    if (!has_defect("released_early") && signals) mbarrier_arrive(pipeline.empty + stage);
   }
   store(p, shared + kStages * kStage + group * kC, group, c);
 }
 
 TK_KERNEL(384, 1) product_kernel(const __grid_constant__ Params p) {
   TK_SHARED_MEMORY(raw);
-  unsigned char* shared = raw + (-shared_address(raw) & 1023);
-  if (has_defect(p, Defect::kNotAligned)) shared = raw + 128 * (shared_address(raw) % 1024 == 0);
+  unsigned char* shared = align_to(raw, 1024);
+  if (has_defect("not_aligned")) shared = raw + 128 * (shared_address(raw) % 1024 == 0);
   auto* barriers = reinterpret_cast<uint64_t*>(shared + kBarriersAt);
   const Pipeline pipeline{shared, barriers, barriers + kStages};
   const int group = static_cast<int>(threadIdx.x / 128);
   if (threadIdx.x == 0) {
-    const uint32_t consumers = has_defect(p, Defect::kTooFewArrivals)    ? 3
-                               : has_defect(p, Defect::kTooManyArrivals) ? 1
-                                                                         : 2;
+    const uint32_t consumers = has_defect("too_few_arrivals")    ? 3
+                               : has_defect("too_many_arrivals") ? 1
+                                                                 : 2;
     for (int stage = 0; stage < kStages; ++stage) {
       mbarrier_init(pipeline.full + stage, 1);
       mbarrier_init(pipeline.empty + stage, consumers);
     }
-    if (!has_defect(p, Defect::kNoInitFence)) fence_mbarrier_init();
+    if (!has_defect("no_init_fence")) fence_mbarrier_init();
   }
-  if (!has_defect(p, Defect::kNoInitSync)) __syncthreads();
+  if (!has_defect("no_init_sync")) __syncthreads();
   if (group == 0) {
-    if (!has_defect(p, Defect::kRegistersOfOneWarp) || threadIdx.x < 32) release_registers<40>();
+    if (!has_defect("registers_of_one_warp") || threadIdx.x < 32) release_registers<40>();
     if (threadIdx.x == 0) produce(p, pipeline);
   } else {
-    if (has_defect(p, Defect::kTooManyRegisters)) {
+    if (has_defect("too_many_registers")) {
       request_registers<248>();
-    } else if (!has_defect(p, Defect::kRegistersOfOneWarp)) {
+    } else if (!has_defect("registers_of_one_warp")) {
       request_registers<232>();
     }
     consume(p, pipeline, shared, group - 1);
   }
 }
 
-template <Defect kDefect>
-void product() {
+TK_CASE(product) {
   constexpr int K = 5 * kDepth;
   Numbers numbers;
   Array<Half> a(kRows * K), b(kColumns * K);
-  for (Half& x : a) x = rounded<Half>(numbers.next());
-  for (Half& x : b) x = rounded<Half>(numbers.next());
+  fill(a, numbers);
+  fill(b, numbers);
   Array<float> c(kRows * kColumns, NAN);
   const auto halves = [](Array<Half>& x, uint32_t rows) {
     return encode({x.on_device(),
@@ -202,53 +156,16 @@ void product() {
                                   {4, 4 * kColumns},
                                   {kColumns, 64},
                                   Swizzle::kNone});
-  const Params params{halves(a, kRows), halves(b, kColumns), c_map, K / kDepth, kDefect};
-  constexpr bool kSmall = kDefect == Defect::kSharedTooSmall;
-  TK_LAUNCH(product_kernel, dim3(1), 384, kSharedBytes - (kSmall ? 1024 : 0), nullptr, params);
+  const Params params{halves(a, kRows), halves(b, kColumns), c_map, K / kDepth};
+  const int missing = has_defect("shared_too_small") ? 1024 : 0;
+  TK_LAUNCH(product_kernel, dim3(1), 384, kSharedBytes - missing, nullptr, params);
   finish();
   for (size_t row = 0; row < kRows; ++row) {
     for (size_t column = 0; column < kColumns; ++column) {
-      double sum = 0;
-      for (size_t k = 0; k < K; ++k) {
-        sum += double(value_of(a[row * K + k])) * value_of(b[column * K + k]);
-      }
+      const double sum = dot(&a[row * K], &b[column * K], K);
       expect_near(c[row * kColumns + column], sum, 1e-3, "c");
     }
   }
 }
 
 }  // namespace
-
-int main(int count, char** arguments) {
-  return run_cases(count, arguments,
-                   {{"correct", product<Defect::kNone>},
-                    {"no_full_wait", product<Defect::kNoFullWait>},
-                    {"no_empty_wait", product<Defect::kNoEmptyWait>},
-                    {"full_parity", product<Defect::kFullParity>},
-                    {"empty_parity", product<Defect::kEmptyParity>},
-                    {"expects_less", product<Defect::kExpectsLess>},
-                    {"expects_more", product<Defect::kExpectsMore>},
-                    {"too_few_arrivals", product<Defect::kTooFewArrivals>},
-                    {"too_many_arrivals", product<Defect::kTooManyArrivals>},
-                    {"no_init_fence", product<Defect::kNoInitFence>},
-                    {"no_init_sync", product<Defect::kNoInitSync>},
-                    {"no_wgmma_wait", product<Defect::kNoWgmmaWait>},
-                    {"wgmma_wait_for_one_less", product<Defect::kWgmmaWaitForOneLess>},
-                    {"no_wgmma_fence", product<Defect::kNoWgmmaFence>},
-                    {"no_wgmma_commit", product<Defect::kNoWgmmaCommit>},
-                    {"released_early", product<Defect::kReleasedEarly>},
-                    {"registers_in_flight", product<Defect::kRegistersInFlight>},
-                    {"other_swizzle", product<Defect::kOtherSwizzle>},
-                    {"other_stride", product<Defect::kOtherStride>},
-                    {"other_step", product<Defect::kOtherStep>},
-                    {"other_descriptor_in_one_warp", product<Defect::kOtherDescriptorInOneWarp>},
-                    {"not_aligned", product<Defect::kNotAligned>},
-                    {"no_store_fence", product<Defect::kNoStoreFence>},
-                    {"store_fence_in_one_warp", product<Defect::kStoreFenceInOneWarp>},
-                    {"no_store_barrier", product<Defect::kNoStoreBarrier>},
-                    {"store_barrier_count", product<Defect::kStoreBarrierCount>},
-                    {"no_store_wait", product<Defect::kNoStoreWait>},
-                    {"registers_of_one_warp", product<Defect::kRegistersOfOneWarp>},
-                    {"too_many_registers", product<Defect::kTooManyRegisters>},
-                    {"shared_too_small", product<Defect::kSharedTooSmall>}});
-}

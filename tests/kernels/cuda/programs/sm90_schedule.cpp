@@ -10,7 +10,7 @@ using namespace tk::cuda;
 
 namespace {
 
-void divisions() {
+TK_CASE(divisions) {
   constexpr int kLargest = std::numeric_limits<int>::max();
   for (const int divisor : {1, 2, 3, 5, 7, 10, 48, 641, 65537, (1 << 30) + 1, kLargest}) {
     const Divisor by(divisor);
@@ -28,7 +28,7 @@ void divisions() {
 }
 
 // Two sequences of seven query heads, with five row blocks each.
-void every_tile_once() {
+TK_CASE(every_tile_once) {
   for (const int swizzle_heads : {1, 2, 3, 7, 14}) {
     const sm90::TileScheduler scheduler(14, 7, 1, 5, swizzle_heads, nullptr);
     std::vector<int> times(static_cast<size_t>(scheduler.count()));
@@ -43,7 +43,7 @@ void every_tile_once() {
   }
 }
 
-void query_heads_share_key_heads() {
+TK_CASE(query_heads_share_key_heads) {
   const sm90::TileScheduler scheduler(12, 12, 4, 1, 12, nullptr);
   for (int h = 0; h < 12; ++h) expect_equal(scheduler.key_head(h), h / 4, "key head");
 }
@@ -146,16 +146,7 @@ void multiprocessors_are_busy(Times times_of) {
   expect_busy(times_of, "window", window, {0.94, 0.97, 0.98});
 }
 
-void forward_tiles_are_balanced() { multiprocessors_are_busy(forward_times); }
-void backward_ctas_are_balanced() { multiprocessors_are_busy(backward_times); }
+TK_CASE(forward_tiles_are_balanced) { multiprocessors_are_busy(forward_times); }
+TK_CASE(backward_ctas_are_balanced) { multiprocessors_are_busy(backward_times); }
 
 }  // namespace
-
-int main(int count, char** arguments) {
-  return run_cases(count, arguments,
-                   {{"divisions", divisions},
-                    {"every_tile_once", every_tile_once},
-                    {"query_heads_share_key_heads", query_heads_share_key_heads},
-                    {"forward_tiles_are_balanced", forward_tiles_are_balanced},
-                    {"backward_ctas_are_balanced", backward_ctas_are_balanced}});
-}
