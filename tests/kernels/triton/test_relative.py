@@ -174,7 +174,7 @@ def test_blocks_that_the_block_mask_hides_are_skipped(kind: Kind, device: torch.
 
 
 @pytest.mark.parametrize(
-    "case", itertools.product(("bias", "keys"), ("top_left", "bottom_right")), ids="-".join
+    "case", [*itertools.product(("bias", "keys"), ("top_left", "bottom_right"))], ids="-".join
 )
 def test_nothing_outside_the_table_is_read(case: tuple[Kind, Align], device: torch.device) -> None:
     """Lengths on a device are not validated and may exceed their upper bounds. The table lies
