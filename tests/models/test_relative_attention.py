@@ -19,7 +19,7 @@ from transformer_kernels.nn import (
 
 @pytest.mark.parametrize(("M", "L"), [(7, 0), (7, 3), (7, 7), (7, 40), (1, 9)])
 def test_implementations_agree_for_any_memory_and_head_size(M: int, L: int) -> None:
-    """tests/models/test_transformer_xl.py compares them with recorded results."""
+    """test_transformer_xl.py compares them with recorded results."""
     results = []
     for implementation in get_args(AttnImplementation):
         torch.manual_seed(0)
