@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.models.zoo import IMPLEMENTATIONS
 from tests.support.tiers import each
 from transformer_kernels import Mask, relative_bias
 from transformer_kernels.bench.tolerance import assert_same_function
@@ -24,8 +26,6 @@ from transformer_kernels.nn import (
     basic_self_attention,
     divide_by_fourth_root,
 )
-
-IMPLEMENTATIONS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -44,18 +44,11 @@ B, T, WIDTH, HEADS = 3, sum(PARTS), 12, 2
 
 
 def x() -> Tensor:
-    return torch.randn(B, T, WIDTH, generator=torch.Generator().manual_seed(1)).double()
+    return randn(B, T, WIDTH, seed=1)
 
 
-def cache(layers: int = 1, capacity: int = T + 2, *, head_size: int = 6) -> KVCache:
-    return KVCache(
-        layers=layers,
-        batch=B,
-        heads=HEADS,
-        capacity=capacity,
-        head_size=head_size,
-        dtype=torch.float64,
-    )
+def cache(capacity: int = T + 2, dtype: torch.dtype = torch.float64) -> KVCache:
+    return KVCache(layers=1, batch=B, heads=HEADS, capacity=capacity, head_size=6, dtype=dtype)
 
 
 MASKS = {
@@ -147,14 +140,6 @@ def test_eager_and_fused_drop_the_same_weights() -> None:
     assert not torch.allclose(results[0], attend(q, k, v))
 
 
-def test_unknown_attn_implementation_raises_value_error() -> None:
-    x = randn(1, 1, 2, 2)
-    with pytest.raises(
-        ValueError, match=r"attn_implementation must be one of 'eager'.*got 'flash'"
-    ):
-        attend(x, x, x, attn_implementation="flash")  # type: ignore[arg-type]
-
-
 # Basic self-attention
 
 
@@ -165,23 +150,6 @@ def test_basic_self_attention_has_no_scale(implementation: AttnImplementation) -
     assert_same_function(
         basic_self_attention(x, attn_implementation=implementation), torch.bmm(weights, x)
     )
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_basic_self_attention_is_permutation_equivariant(
-    implementation: AttnImplementation,
-) -> None:
-    x = randn(2, 7, 5)
-    order = torch.randperm(7, generator=torch.Generator().manual_seed(1))
-    assert_same_function(
-        basic_self_attention(x[:, order], attn_implementation=implementation),
-        basic_self_attention(x, attn_implementation=implementation)[:, order],
-    )
-
-
-def test_basic_self_attention_rejects_a_wrong_shape() -> None:
-    with pytest.raises(ValueError, match=r"x must be \(batch, length, width\), got shape \(3, 4\)"):
-        basic_self_attention(randn(3, 4))
 
 
 # Scaling
@@ -231,69 +199,39 @@ def test_scaled_inputs_stay_finite_in_fp16_where_scores_overflow(
 # Heads
 
 
-def weights_of(module: MultiHeadAttention) -> list[Tensor]:
-    return [module.queries.weight, module.keys.weight, module.values.weight]
-
-
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_narrow_heads_match_torch(implementation: AttnImplementation) -> None:
-    width, heads = 24, 4
-    ours = MultiHeadAttention(width, heads, attn_implementation=implementation).double()
-    torchs = nn.MultiheadAttention(width, heads, bias=True, batch_first=True).double()
-    with torch.no_grad():
-        assert torchs.in_proj_weight is not None
-        torchs.in_proj_weight.copy_(torch.cat(weights_of(ours)))
-        torchs.in_proj_bias.zero_()
-        torchs.out_proj.weight.copy_(ours.out_proj.weight)
-        torchs.out_proj.bias.copy_(ours.out_proj.bias)
-    x = randn(2, 7, width)
-    expected, _ = torchs(x, x, x, need_weights=False)
-    assert_same_function(ours(x), expected)
-
-
-@pytest.mark.parametrize("form", get_args(HeadForm))
-def test_scores_are_scaled_by_the_head_size(form: HeadForm) -> None:
-    width, heads, T = 12, 3, 5
-    module = MultiHeadAttention(width, heads, form=form).double()
-    size = {"narrow": width // heads, "wide": width}[form]
-    x = randn(2, T, width)
-    visible = torch.ones(T, T, dtype=torch.bool)
-    outputs = []
-    for head in range(heads):
-        rows = slice(head * size, (head + 1) * size)
-        q, k, v = (x @ weight[rows].T for weight in weights_of(module))
-        outputs.append(by_formula(q, k, v, visible, size**-0.5))
-    assert_same_function(module(x), module.out_proj(torch.cat(outputs, dim=-1)))
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_wide_heads_of_256_train(implementation: AttnImplementation) -> None:
-    results = []
-    for name in ("eager", implementation):
-        torch.manual_seed(0)
-        module = MultiHeadAttention(256, 2, form="wide", attn_implementation=name).double()
-        loss = module(randn(1, 3, 256), mask=Mask.causal()).square().sum()
-        results.append(torch.autograd.grad(loss, list(module.parameters())))
-    assert module.head_size == 256
+@pytest.mark.parametrize(
+    ("form", "width", "heads", "head_size"),
+    [("narrow", 12, 3, 4), ("wide", 10, 3, 10), ("wide", 256, 2, 256)],
+)
+def test_heads_match_the_formula(
+    form: HeadForm, width: int, heads: int, head_size: int, implementation: AttnImplementation
+) -> None:
+    """Scores are scaled by the head size, of which 256 is the largest of the kernels."""
+    module = MultiHeadAttention(
+        width, heads, form=form, attn_implementation=implementation
+    ).double()
+    inputs = randn(2, 5, width)
+    q, k, v = (
+        layer(inputs).unflatten(2, (heads, head_size)).transpose(1, 2)
+        for layer in (module.queries, module.keys, module.values)
+    )
+    o = by_formula(q, k, v, torch.ones(5, 5, dtype=torch.bool), head_size**-0.5)
+    results = [
+        (y, torch.autograd.grad(y.square().sum(), list(module.parameters())))
+        for y in (module(inputs), module.out_proj(o.transpose(1, 2).flatten(2)))
+    ]
     assert_same_function(results[0], results[1])
 
 
 def test_cross_attention_reads_keys_and_values_from_the_source() -> None:
-    module = MultiHeadAttention(8, 2, source_width=5).double()
-    x, source = randn(2, 3, 8), randn(2, 6, 5)
-    y = module(x, source)
-    assert y.shape == (2, 3, 8)
-    padded = torch.cat([source, torch.full((2, 2, 5), math.nan, dtype=torch.float64)], dim=1)
-    assert_same_function(module(x, padded, mask=Mask.padding(torch.tensor([6, 6]))), y)
-
-
-def test_only_the_width_of_narrow_heads_must_be_a_multiple_of_heads() -> None:
-    """`source_width` and the width of wide heads need not be a multiple of heads."""
+    """The width of the source need not be a multiple of heads."""
     module = MultiHeadAttention(12, 3, source_width=7).double()
-    assert module(randn(2, 4, 12), randn(2, 6, 7)).shape == (2, 4, 12)
-    assert MultiHeadAttention(10, 3, form="wide").double()(randn(2, 4, 10)).shape == (2, 4, 10)
-    with pytest.raises(ValueError, match=r"width must be a multiple of heads.*got 10 and 3"):
-        MultiHeadAttention(10, 3, source_width=12)
+    target, source = randn(2, 4, 12), randn(2, 6, 7)
+    y = module(target, source)
+    assert y.shape == (2, 4, 12)
+    padded = torch.cat([source, torch.full((2, 2, 7), math.nan, dtype=torch.float64)], dim=1)
+    assert_same_function(module(target, padded, mask=Mask.padding(torch.tensor([6, 6]))), y)
 
 
 def test_heads_are_views_of_the_projections(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,58 +246,6 @@ def test_heads_are_views_of_the_projections(monkeypatch: pytest.MonkeyPatch) -> 
     assert strides == [(5 * 12, 4, 12, 1)] * 3
 
 
-@each(
-    ("arguments", "message"),
-    [
-        ({"width": 0}, "width must be a whole number of at least 1, got 0"),
-        ({"heads": 2.0}, "heads must be a whole number of at least 1, got 2.0"),
-        ({"heads": 5}, "width must be a multiple of heads in the narrow form, got 12 and 5"),
-        ({"form": "long"}, "form must be one of 'narrow', 'wide', got 'long'"),
-        ({"scaling": "none"}, "scaling must be one of 'scores', 'inputs', got 'none'"),
-        (
-            {"attn_implementation": "fast"},
-            "attn_implementation must be one of 'eager', 'fused', 'sdpa', got 'fast'",
-        ),
-        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
-    ],
-)
-def test_invalid_options_raise_value_error(arguments: dict[str, object], message: str) -> None:
-    options: dict[str, object] = {"width": 12, "heads": 3}
-    with pytest.raises(ValueError, match=message):
-        MultiHeadAttention(**options | arguments)  # type: ignore[arg-type]
-
-
-# Causal masking
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_weights_of_a_query_sum_to_one(implementation: AttnImplementation) -> None:
-    q, k = randn(1, 2, 5, 4, seed=1), randn(1, 2, 5, 4, seed=2)
-    ones = torch.ones(1, 2, 5, 3, dtype=torch.float64)
-    assert_same_function(
-        attend(q, k, ones, mask=Mask.causal(), attn_implementation=implementation), ones
-    )
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_the_scale_does_not_depend_on_the_number_of_tokens(
-    implementation: AttnImplementation,
-) -> None:
-    q, k, v = (randn(1, 1, 3, 4, seed=seed) for seed in (1, 2, 3))
-    more = [torch.cat([x, randn(1, 1, 5, 4, seed=9)], dim=2) for x in (q, k, v)]
-    assert_same_function(
-        attend(*more, mask=Mask.causal(), attn_implementation=implementation)[:, :, :3],
-        attend(q, k, v, mask=Mask.causal(), attn_implementation=implementation),
-    )
-
-
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_first_query_sees_only_itself(implementation: AttnImplementation) -> None:
-    q, k, v = (randn(1, 1, 4, 3, seed=seed) for seed in (1, 2, 3))
-    o = attend(q, k, v, mask=Mask.causal(), attn_implementation=implementation)
-    assert_same_function(o[:, :, 0], v[:, :, 0])
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_fully_masked_row_gives_the_output_bias(
@@ -371,14 +257,6 @@ def test_fully_masked_row_gives_the_output_bias(
     torch.testing.assert_close(y[0], module.out_proj.bias.expand(3, 8))
     (dx,) = torch.autograd.grad(y[0].sum(), x)
     assert (dx == 0).all()
-
-
-def test_module_does_not_store_the_attention_matrix() -> None:
-    module = MultiHeadAttention(8, 2)
-    before = set(vars(module))
-    module(randn(1, 5, 8).float())
-    assert set(vars(module)) == before
-    assert not [name for name, value in vars(module).items() if isinstance(value, Tensor)]
 
 
 def test_dropout_applies_in_training_only() -> None:
@@ -411,30 +289,6 @@ def test_incremental_attention_matches_one_call(
     assert_same_function(torch.cat(parts, dim=1), layer(x(), mask=Mask.causal()))
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_incremental_attention_has_the_bias_of_absolute_distances(
-    implementation: AttnImplementation,
-) -> None:
-    generator = torch.Generator().manual_seed(2)
-    q, k, v = (torch.randn(B, HEADS, T, 6, generator=generator).double() for _ in range(3))
-    table = torch.randn(HEADS, 5, generator=generator).double()
-    relative = relative_bias(table, lowest=1, align="bottom_right")
-    kv_cache, start = cache(), 0
-    parts = []
-    for count in PARTS:
-        kv_cache.extend(count)
-        new = slice(start, start + count)
-        o = kv_cache.layer(0).attend(
-            q[:, :, new], k[:, :, new], v[:, :, new],
-            scale=1.0, relative=relative, attn_implementation=implementation,
-        )  # fmt: skip
-        parts.append(o)
-        start += count
-    whole = attend(q, k, v, mask=Mask.causal(), relative=relative, scale=1.0)
-    assert_same_function(torch.cat(parts, dim=2), whole)
-    assert not torch.allclose(whole, attend(q, k, v, mask=Mask.causal(), scale=1.0))
-
-
 def test_extending_beyond_the_capacity_raises_and_changes_nothing() -> None:
     kv_cache = cache(capacity=5)
     kv_cache.extend(4)
@@ -447,19 +301,11 @@ def test_extending_beyond_the_capacity_raises_and_changes_nothing() -> None:
     assert kv_cache.cache_seqlens.tolist() == [4] * B
 
 
-def test_mask_with_a_cache_raises_value_error() -> None:
-    kv_cache = cache()
-    kv_cache.extend(1)
-    layer = MultiHeadAttention(WIDTH, HEADS).double()
-    with pytest.raises(ValueError, match="mask must be None with a cache"):
-        layer(x()[:, :1], mask=Mask.causal(), cache=kv_cache.layer(0))
-
-
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_autocast_may_be_narrower_than_the_cache(implementation: AttnImplementation) -> None:
     torch.manual_seed(0)
     layer = MultiHeadAttention(WIDTH, HEADS, attn_implementation=implementation)
-    kv_cache = KVCache(layers=1, batch=B, heads=HEADS, capacity=T, head_size=6)
+    kv_cache = cache(T, torch.float32)
     parts = []
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         for part in x().float().split(PARTS, dim=1):
@@ -467,3 +313,48 @@ def test_autocast_may_be_narrower_than_the_cache(implementation: AttnImplementat
             parts.append(layer(part, cache=kv_cache.layer(0)))
     whole = layer(x().float(), mask=Mask.causal())
     assert_same_function(torch.cat(parts, dim=1), whole, dtype=torch.bfloat16)
+
+
+# Errors
+
+
+def mask_with_a_cache() -> Tensor:
+    kv_cache = cache()
+    kv_cache.extend(1)
+    layer = MultiHeadAttention(WIDTH, HEADS).double()
+    y: Tensor = layer(x()[:, :1], mask=Mask.causal(), cache=kv_cache.layer(0))
+    return y
+
+
+@each(
+    ("call", "message"),
+    [
+        (
+            lambda: attend(*[randn(1, 1, 2, 2)] * 3, attn_implementation="flash"),  # type: ignore[call-overload]
+            "attn_implementation must be one of 'eager'.*got 'flash'",
+        ),
+        (lambda: basic_self_attention(randn(3, 4)), r"x must be \(batch, .* got shape \(3, 4\)"),
+        (mask_with_a_cache, "mask must be None with a cache"),
+    ],
+)
+def test_invalid_calls_raise_value_error(call: Callable[[], Tensor], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@each(
+    ("arguments", "message"),
+    [
+        ({"width": 0}, "width must be a whole number of at least 1, got 0"),
+        ({"heads": 2.0}, "heads must be a whole number of at least 1, got 2.0"),
+        ({"heads": 5}, "width must be a multiple of heads in the narrow form, got 12 and 5"),
+        ({"heads": 5, "source_width": 10}, "width must be a multiple of heads .* 12 and 5"),
+        ({"form": "long"}, "form must be one of 'narrow', 'wide', got 'long'"),
+        ({"scaling": "none"}, "scaling must be one of 'scores', 'inputs', got 'none'"),
+        ({"attn_implementation": "fast"}, "must be one of 'eager', 'fused', 'sdpa', got 'fast'"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+    ],
+)
+def test_invalid_options_raise_value_error(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MultiHeadAttention(**{"width": 12, "heads": 3} | arguments)

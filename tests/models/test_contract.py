@@ -433,6 +433,34 @@ def test_named_sizes_have_the_published_parameter_counts(
 
 
 @each(
+    ("config", "expected"),
+    [
+        (
+            models.SIZES["seed"],
+            {"layers": 12, "width": 256, "heads": 8, "context": 256, "activation": "relu"},
+        ),
+        (models.SIZES["seed"], {"norm": "post", "form": "wide"}),
+        (models.SIZES["nanogpt-cpu"], {"layers": 4, "width": 128, "heads": 4, "context": 64}),
+        (models.CLASSIFIER_SIZES["seed"], {"layers": 6, "width": 128, "heads": 8, "context": 512}),
+        (models.CLASSIFIER_SIZES["seed"], {"vocabulary": 50_000, "classes": 2}),
+        (models.CLASSIFIER_SIZES["seed"], {"norm": "post", "form": "wide"}),
+        (models.TRANSLATOR_SIZES["base"], {"layers": 6, "width": 512, "heads": 8, "hidden": 2048}),
+        (models.TRANSLATOR_SIZES["base"], {"dropout": 0.1, "norm": "post", "shared": True}),
+        (models.REFORMER_SIZES["enwik8"], {"layers": 12, "width": 1024, "heads": 8}),
+        (models.REFORMER_SIZES["enwik8"], {"context": 65_536, "columns": 256, "hidden": None}),
+        (models.REFORMER_SIZES["enwik8"], {"hash_every": 1, "dropout": 0.1}),
+        (
+            models.SPARSE_TRANSFORMER_SIZES["enwik8"].sparse_pattern(),
+            {"kind": "fixed", "combination": "merged", "stride": 128, "summaries": 32},
+        ),
+    ],
+    ids=lambda x: str(x)[:80],
+)
+def test_named_sizes_are_those_of_their_sources(config: Any, expected: dict[str, Any]) -> None:
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
+@each(
     ("name", "expected"),
     [
         ("gpt2", ["embedding.weight"]),

@@ -1,7 +1,8 @@
-"""Transformer-XL: HuggingFace's results, memories, dropout, and learning."""
+"""Transformer-XL: relative attention, HuggingFace's results, memories, dropout, and learning."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.models.huggingface import assert_same, read
+from tests.models.huggingface import Tensors, assert_same, read
 from tests.models.record_transformer_xl import (
     CASES,
     FILE,
@@ -24,7 +25,9 @@ from tests.models.record_transformer_xl import (
 )
 from tests.models.zoo import IMPLEMENTATIONS, XL, by_state, entry_of, gradients
 from tests.models.zoo import tokens as text
-from transformer_kernels import RelativeKeys
+from tests.support.tiers import each
+from transformer_kernels import Mask, RelativeKeys
+from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.models import (
     TRANSFORMER_XL_SIZES,
     Memories,
@@ -34,6 +37,8 @@ from transformer_kernels.models import (
 from transformer_kernels.nn import (
     AttnImplementation,
     Norm,
+    RelativeAttention,
+    RelativeBlock,
     attend,
     distance_sinusoids,
     relative_attention,
@@ -55,6 +60,50 @@ def by_segments(transformer: TransformerXL, text: Tensor, length: int) -> Tensor
     return by_state(transformer, text, [length] * (text.shape[1] // length))
 
 
+# Attention
+
+
+@pytest.mark.parametrize(("M", "L"), [(7, 0), (7, 3), (7, 7), (7, 40), (1, 9)])
+def test_implementations_agree_for_any_memory_and_head_size(M: int, L: int) -> None:
+    results = []
+    for implementation in IMPLEMENTATIONS:
+        torch.manual_seed(0)
+        attention = RelativeAttention(12, 3, 41, attn_implementation=implementation).double()
+        x, memory, u, v = inputs = [
+            torch.randn(shape, dtype=torch.float64, requires_grad=True)
+            for shape in ((2, M, 12), (2, L, 12), (3, 41), (3, 41))
+        ]
+        mask = Mask.causal(align="bottom_right")
+        o = attention(x, memory, distance_sinusoids(L + M, 12), u, v, mask=mask)
+        do = torch.randn(o.shape, dtype=torch.float64)
+        of = [*inputs, *attention.parameters()]
+        results.append((o, torch.autograd.grad(o, of, do)))
+    assert_same_function(results[1], results[0])
+    assert_same_function(results[2], results[0])
+
+
+@each(
+    ("call", "message"),
+    [
+        (lambda: RelativeAttention(0, 2, 3), "width must be a whole number .* got 0"),
+        (lambda: RelativeAttention(8, 0, 3), "heads must be a whole number .* got 0"),
+        (lambda: RelativeAttention(8, 2, 0), "head_size must be a whole number .* got 0"),
+        (lambda: relative_block(dropout=1.5), r"dropout must be at least 0 and below 1, got 1\.5"),
+        (lambda: relative_block(norm="none"), "norm must be one of 'post', 'pre', got 'none'"),
+        (lambda: relative_block(attn_implementation="x"), "attn_implementation must be one of"),
+    ],
+)
+def test_invalid_options_of_layers_raise_value_error(
+    call: Callable[[], object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def relative_block(**options: Any) -> RelativeBlock:
+    return RelativeBlock(8, 2, 4, **options)
+
+
 # HuggingFace's results
 
 
@@ -73,7 +122,12 @@ BLOCK = {
 BIASES = {"r_w_bias": "content_bias", "r_r_bias": "position_bias"}
 
 
-def our_names(theirs: dict[str, Tensor], case: Case) -> dict[str, Tensor]:
+def beginning(prefix: str, tensors: Tensors) -> Tensors:
+    """The tensors whose names begin with a prefix, without it."""
+    return {n.removeprefix(prefix): x for n, x in tensors.items() if n.startswith(prefix)}
+
+
+def our_names(theirs: Tensors, case: Case) -> Tensors:
     """Our parameters, or their gradients, from those of HuggingFace's model."""
     theirs = {name.removeprefix("transformer."): tensor for name, tensor in theirs.items()}
     found = {name: theirs.pop(stored) for stored, name in MODEL.items()}
@@ -82,11 +136,8 @@ def our_names(theirs: dict[str, Tensor], case: Case) -> dict[str, Tensor]:
         for layer, weight in zip(("queries", "keys", "values"), qkv, strict=True):
             found[f"blocks.{n}.attention.{layer}.weight"] = weight
     for stored, name in BIASES.items():
-        places = (
-            [stored]
-            if case.tied_biases
-            else [f"layers.{n}.dec_attn.{stored}" for n in range(LAYERS)]
-        )
+        apart = [f"layers.{n}.dec_attn.{stored}" for n in range(LAYERS)]
+        places = [stored] if case.tied_biases else apart
         found[name] = torch.stack([theirs.pop(place) for place in places])
     for stored, tensor in theirs.items():
         _, number, layer = stored.split(".", maxsplit=2)
@@ -113,21 +164,9 @@ def test_log_probabilities_and_gradients_are_those_of_huggingface(
     case: Case, implementation: AttnImplementation
 ) -> None:
     """Over 20 segments; `record_transformer_xl.py` made the file of results."""
-    recorded = {
-        name.removeprefix(f"{case.name}/"): tensor
-        for name, tensor in read(FILE).items()
-        if name.startswith(f"{case.name}/")
-    }
+    recorded = beginning(f"{case.name}/", read(FILE))
     weights, expected = (
-        our_names(
-            {
-                name.removeprefix(prefix): tensor
-                for name, tensor in recorded.items()
-                if name.startswith(prefix)
-            },
-            case,
-        )
-        for prefix in ("weights.", "gradients.")
+        our_names(beginning(prefix, recorded), case) for prefix in ("weights.", "gradients.")
     )
     transformer = model_of(case, implementation)
     transformer.load_state_dict(weights)
@@ -183,9 +222,7 @@ def test_memories_are_the_last_inputs_of_each_layer_without_a_gradient() -> None
         assert memory.untyped_storage().nbytes() == memory.nbytes
 
 
-@pytest.mark.parametrize(
-    ("kept", "given", "lengths"), [(8, None, [5, 8, 8]), (0, None, [0, 0, 0]), (8, 6, [5, 6, 6])]
-)
+@each(("kept", "given", "lengths"), [(8, None, [5, 8, 8]), (0, None, [0, 0, 0]), (8, 6, [5, 6, 6])])
 def test_memories_grow_to_their_length(kept: int, given: int | None, lengths: list[int]) -> None:
     transformer = model(memory=kept)
     memories, found = transformer.new_state(2), []

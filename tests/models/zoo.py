@@ -79,13 +79,8 @@ class Entry:
     """Embedding of the padded text alone, whose row 0 may be NaN."""
     dropouts: int = 0
     """Number of times that an element-wise dropout applies, with `dropout` in the config."""
-
-    @property
-    def drops_weights(self) -> bool:
-        """True if `dropout` in the config applies to attention weights, too."""
-        return self.kind not in (
-            SparseTransformer, Reformer, LinearTransformer, TransformerXL,
-        )  # fmt: skip
+    drops_weights: bool = True
+    """True if `dropout` in the config applies to attention weights, too."""
 
     def __str__(self) -> str:
         return self.label
@@ -142,22 +137,25 @@ def by_decoder_cache(model: Any, text: Tensor, counts: Sequence[int]) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
+def counts_of(text: Tensor, lengths: Tensor | None) -> list[int]:
+    """Number of tokens of each row."""
+    return [text.shape[1]] * len(text) if lengths is None else lengths.tolist()
+
+
 def pre_training_rows(
     model: Any, text: Tensor, lengths: Tensor | None, _: Sequence[int]
 ) -> list[Tensor]:
     logits = model(text, lengths=lengths)
-    counts = [text.shape[1]] * len(text) if lengths is None else lengths.tolist()
     return [
         torch.cat([logits.tokens[b, :n].flatten(), logits.next_sentence[b]])
-        for b, n in enumerate(counts)
+        for b, n in enumerate(counts_of(text, lengths))
     ]
 
 
 def encoder_rows(
     model: Any, text: Tensor, lengths: Tensor | None, _: Sequence[int]
 ) -> list[Tensor]:
-    x = model(text, lengths=lengths)
-    counts = [text.shape[1]] * len(text) if lengths is None else lengths.tolist()
+    x, counts = model(text, lengths=lengths), counts_of(text, lengths)
     return [torch.cat([x[b, :n], model.pooled(x)[b : b + 1]]) for b, n in enumerate(counts)]
 
 
@@ -197,12 +195,13 @@ T5_CONFIG = T5Config(
     buckets=6, max_distance=5, dropout=0.0,
 )  # fmt: skip
 """Distances beyond max_distance occur in texts of 7 tokens."""
+T5_V1_1 = replace(T5_CONFIG, activation="gated_gelu", tied_embeddings=False)
 
 
 def _sparse(name: str, **changes: Any) -> Entry:
     return Entry(
         label=f"sparse-{name}", kind=SparseTransformer, config=replace(SPARSE, **changes),
-        **WITH_CACHE, lengths=(1, 12, 30), dropouts=5,
+        **WITH_CACHE, lengths=(1, 12, 30), dropouts=5, drops_weights=False,
     )  # fmt: skip
 
 
@@ -210,7 +209,7 @@ def _reformer(name: str, **changes: Any) -> Entry:
     config = replace(REFORMER, **changes)
     return Entry(
         label=f"reformer{name}", kind=Reformer, config=config, run=lambda model, text: model(text),
-        lengths=(1, 12, 30), dropouts=1 + 2 * config.layers,
+        lengths=(1, 12, 30), dropouts=1 + 2 * config.layers, drops_weights=False,
     )  # fmt: skip
 
 
@@ -219,7 +218,7 @@ def _linear(name: str, **changes: Any) -> Entry:
         label=f"linear-{name}", kind=LinearTransformer, config=replace(LINEAR, **changes),
         run=lambda model, text: model(text), causal=lambda model, text: model(text),
         parts=by_state, implementations=get_args(LinearImplementation), lengths=(1, 12, 150),
-        dropouts=5,
+        dropouts=5, drops_weights=False,
     )  # fmt: skip
 
 
@@ -250,10 +249,12 @@ ENTRIES = (
     Entry(
         label="xl", kind=TransformerXL, config=XL, run=by_segments, causal=by_segments,
         parts=by_state, lengths=(1, 15), dropouts=9,
+        drops_weights=False,
     ),
     Entry(
         label="xl-pre", kind=TransformerXL, config=replace(XL, norm="pre", tied_biases=False),
         run=by_segments, causal=by_segments, parts=by_state, lengths=(1, 15), dropouts=9,
+        drops_weights=False,
     ),
     Entry(
         label="classifier", kind=Classifier, **POOLED, poisoned="embedding.weight", dropouts=5,
@@ -288,7 +289,7 @@ ENTRIES = (
     Entry(label="t5", kind=T5, config=T5_CONFIG, **ENCODER_DECODER, dropouts=22),
     Entry(
         label="t5-v1.1", kind=T5, **ENCODER_DECODER, poisoned="embedding.weight", dropouts=22,
-        config=replace(T5_CONFIG, activation="gated_gelu", tied_embeddings=False),
+        config=T5_V1_1,
     ),
     Entry(
         label="lookup", kind=Lookup, **POOLED, poisoned="embedding.weight",

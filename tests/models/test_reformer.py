@@ -1,18 +1,21 @@
-"""Reversible stacks, whose gradients are those of plain autograd, and the layers of a Reformer."""
+"""Reformer: reversible stacks, whose gradients are those of plain autograd, layers and model."""
 
 from __future__ import annotations
 
 import copy
-from typing import Any, get_args
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.models.zoo import IMPLEMENTATIONS, entry_of, gradients, tokens
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.nn import (
     AttnImplementation,
+    KVCache,
     LocalBlock,
     LSHAttention,
     ReformerBlock,
@@ -44,11 +47,8 @@ def reformer_blocks(layers: int = 3, dropout: float = 0.0) -> ReversibleStack:
 
 def streams(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    x1, x2 = (
-        torch.randn(2, 11, WIDTH, generator=generator, dtype=torch.float64).to(dtype)
-        for _ in range(2)
-    )
-    return x1.requires_grad_(), x2.requires_grad_()
+    x = torch.randn(2, 2, 11, WIDTH, generator=generator, dtype=torch.float64).to(dtype)
+    return x[0].requires_grad_(), x[1].requires_grad_()
 
 
 def loss_of(stack: ReversibleStack, *x: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ def loss_of(stack: ReversibleStack, *x: Tensor) -> Tensor:
     return loss
 
 
-def gradients(stack: ReversibleStack, *x: Tensor) -> list[Tensor]:
+def stack_gradients(stack: ReversibleStack, *x: Tensor) -> list[Tensor]:
     wanted = [each for each in (*x, *stack.parameters()) if each.requires_grad]
     return list(torch.autograd.grad(loss_of(stack, *x), wanted))
 
@@ -71,20 +71,24 @@ def plain(stack: ReversibleStack) -> ReversibleStack:
     return other
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
-def test_results_and_gradients_equal_those_of_plain_autograd(dropout: float) -> None:
-    stack, x = reformer_blocks(dropout=dropout).double(), streams()
+def test_results_and_gradients_equal_those_of_plain_autograd() -> None:
+    stack, x = reformer_blocks(dropout=0.4).double(), streams()
     torch.manual_seed(5)
     found = stack(*x, **options())
     torch.manual_seed(5)
     wanted = plain(stack)(*x, **options())
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
-    assert_same_function(gradients(stack, *x), gradients(plain(stack), *x))
+    assert_same_function(stack_gradients(stack, *x), stack_gradients(plain(stack), *x))
+    with torch.no_grad():
+        torch.manual_seed(5)
+        y = stack(*x, **options())
+    torch.testing.assert_close(y, found, rtol=0, atol=0)
+    assert y[0].grad_fn is None
 
 
 def test_backward_adds_to_grad_and_reaches_hooks() -> None:
     stack, x = reformer_blocks().double(), streams()
-    expected = gradients(plain(stack), *x)
+    expected = stack_gradients(plain(stack), *x)
     seen: list[Tensor] = []
     first = next(stack.parameters())
     first.register_hook(seen.append)
@@ -101,7 +105,7 @@ def test_frozen_parameters_and_inputs_get_no_gradient() -> None:
     for parameter in stack[1].parameters():
         parameter.requires_grad_(False)
     x2 = x2.detach()
-    assert_same_function(gradients(stack, x1, x2), gradients(plain(stack), x1, x2))
+    assert_same_function(stack_gradients(stack, x1, x2), stack_gradients(plain(stack), x1, x2))
     loss_of(stack, x1, x2).backward()
     assert all(p.grad is None for p in stack[1].parameters())
     assert all(p.grad is not None for p in stack[0].parameters())
@@ -110,7 +114,7 @@ def test_frozen_parameters_and_inputs_get_no_gradient() -> None:
 def test_shared_weights_get_the_sum_of_their_gradients() -> None:
     block, x = reformer_blocks(1).double()[0], streams()
     shared = ReversibleStack([block, block, block])
-    assert_same_function(gradients(shared, *x), gradients(plain(shared), *x))
+    assert_same_function(stack_gradients(shared, *x), stack_gradients(plain(shared), *x))
 
 
 def test_inside_activation_checkpointing() -> None:
@@ -119,7 +123,7 @@ def test_inside_activation_checkpointing() -> None:
     y1, y2 = checkpoint(lambda *x: stack(*x, **options()), *x, use_reentrant=False)
     loss = (y1 * y1.detach().cos()).sum() + (y2 * y2.detach().sin()).sum()
     found = torch.autograd.grad(loss, [*x, *stack.parameters()])
-    assert_same_function(list(found), gradients(plain(stack), *x))
+    assert_same_function(list(found), stack_gradients(plain(stack), *x))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -184,8 +188,8 @@ class Counting(ReversibleBlock):
 
 def test_choices_are_made_once_and_repeated() -> None:
     stack, x = ReversibleStack([Counting(), Counting()]).double(), streams()
-    expected = gradients(plain(stack), *x)
-    assert_same_function(gradients(stack, *x), expected)
+    expected = stack_gradients(plain(stack), *x)
+    assert_same_function(stack_gradients(stack, *x), expected)
     assert [block.chosen for block in stack] == [1, 1]
 
 
@@ -213,32 +217,7 @@ def test_second_derivatives_are_refused() -> None:
         first.sum().backward()
 
 
-def test_without_gradients_nothing_is_saved_and_results_are_the_same() -> None:
-    stack, x = reformer_blocks().double(), streams()
-    with torch.no_grad():
-        torch.manual_seed(5)
-        y = stack(*x, **options())
-    torch.manual_seed(5)
-    torch.testing.assert_close(y, stack(*x, **options()), rtol=0, atol=0)
-    assert y[0].grad_fn is None
-
-
 # Layers
-
-
-@pytest.mark.parametrize("implementation", get_args(AttnImplementation))
-def test_with_a_given_order_later_tokens_do_not_change_earlier_results(
-    implementation: AttnImplementation,
-) -> None:
-    torch.manual_seed(0)
-    layer = LSHAttention(16, 2, chunk=4, attn_implementation=implementation).double()
-    x = torch.randn(2, 15, 16, dtype=torch.float64)
-    before, order = layer(x, rounds=2)
-    changed = x.clone()
-    changed[:, 7:] += 1.0
-    after, _ = layer(changed, order, rounds=2)
-    assert_same_function(before[:, :7], after[:, :7])
-    assert not torch.isclose(before[:, 7:], after[:, 7:]).all(dim=-1).any()
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -288,3 +267,65 @@ def test_invalid_options_of_layers_raise_value_error() -> None:
         LSHAttention(16, 2, chunk=4, buckets=(3,))
     with pytest.raises(ValueError, match="window must be a whole number of at least 1, got 0"):
         LocalBlock(16, 2, window=0)
+
+
+# Model
+
+
+def test_reversible_model_has_the_gradients_of_a_plain_one() -> None:
+    reformer, results = entry_of("reformer-mixed").build(dropout=0.3), []
+    for reversible in (True, False):
+        reformer.blocks.reversible = reversible
+        torch.manual_seed(3)
+        y = reformer(tokens(14))
+        results.append((y, gradients(reformer, y)))
+    assert_same_function(results[0], results[1])
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_in_one_chunk_later_tokens_do_not_change_earlier_logits(
+    implementation: AttnImplementation,
+) -> None:
+    """A hash hides nothing in one chunk. Beyond it later tokens move the borders."""
+    reformer = entry_of("reformer-mixed").build(implementation, chunk=16)
+    text = tokens(15)
+    changed = text.clone()
+    changed[:, 7:] = text[:, 7:] % 16 + 1
+    before, after = reformer(text), reformer(changed)
+    assert_same_function(before[:, :7], after[:, :7])
+    assert not torch.isclose(before[:, 7:], after[:, 7:]).all(dim=-1).any()
+
+
+def test_hashes_are_random_in_training_and_fixed_in_evaluation() -> None:
+    reformer, text = entry_of("reformer").build(), tokens(60)
+    torch.manual_seed(3)
+    first = reformer(text)
+    assert not torch.allclose(reformer(text), first)
+    torch.manual_seed(3)
+    assert torch.equal(reformer(text), first)
+    reformer.eval()
+    state = torch.get_rng_state()
+    assert torch.equal(reformer(text), reformer(text))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_rounds_of_the_config_apply_to_the_next_call_and_come_closer_to_full_attention() -> None:
+    reformer, text = entry_of("reformer").build(layers=1).eval(), tokens(60)
+    full = entry_of("reformer").build(layers=1, chunk=64).eval()(text)
+    distance = {}
+    for rounds in (1, 4, 16):
+        reformer.config = replace(reformer.config, rounds=rounds)
+        distance[rounds] = (reformer(text) - full).norm().item()
+    assert distance[16] < distance[4] < distance[1]
+
+
+def test_every_hash_every_th_layer_hashes_and_the_others_see_two_chunks() -> None:
+    blocks = entry_of("reformer").build(hash_every=3, layers=6).blocks
+    assert [type(block) for block in blocks] == [LocalBlock, LocalBlock, ReformerBlock] * 2
+    assert blocks[0].window == 8
+
+
+def test_a_cache_of_a_reformer_raises_value_error() -> None:
+    cache = KVCache(layers=2, batch=3, heads=2, capacity=12, head_size=8)
+    with pytest.raises(ValueError, match="cache must be None, a Reformer has none, got KVCache"):
+        entry_of("reformer").build()(tokens(5), cache=cache)
