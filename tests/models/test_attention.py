@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.models.zoo import IMPLEMENTATIONS
+from tests.models.zoo import IMPLEMENTATIONS, randn
 from tests.support.tiers import each
 from transformer_kernels import Mask, relative_bias
 from transformer_kernels.bench.tolerance import assert_same_function
@@ -28,10 +28,6 @@ from transformer_kernels.nn import (
 )
 
 
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-
-
 def by_formula(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float, bias: Tensor | float = 0.0
 ) -> Tensor:
@@ -47,8 +43,10 @@ def x() -> Tensor:
     return randn(B, T, WIDTH, seed=1)
 
 
-def cache(capacity: int = T + 2, dtype: torch.dtype = torch.float64) -> KVCache:
-    return KVCache(layers=1, batch=B, heads=HEADS, capacity=capacity, head_size=6, dtype=dtype)
+def cache(capacity: int = T + 2) -> KVCache:
+    return KVCache(
+        layers=1, batch=B, heads=HEADS, capacity=capacity, head_size=6, dtype=torch.float64
+    )
 
 
 MASKS = {
@@ -172,28 +170,14 @@ def test_scalings_of_scores_and_of_inputs_agree(implementation: AttnImplementati
 def test_scaled_inputs_stay_finite_in_fp16_where_scores_overflow(
     implementation: AttnImplementation,
 ) -> None:
-    D = 64
-    q = (40 + randn(1, 1, 5, D, seed=1)).half()
-    k = (40 + randn(1, 1, 5, D, seed=2)).half()
-    v = randn(1, 1, 5, D, seed=3).half()
-    scores_first = torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(D)
-    inputs_first = torch.matmul(
-        divide_by_fourth_root(q), divide_by_fourth_root(k).transpose(-2, -1)
-    )
-    assert scores_first.isinf().all()
-    assert inputs_first.isfinite().all()
-
-    o = attend(
-        divide_by_fourth_root(q),
-        divide_by_fourth_root(k),
-        v,
-        scale=1.0,
-        attn_implementation=implementation,
-    )
-    assert o.isfinite().all()
+    q, k = ((40 + randn(1, 1, 5, 64, seed=seed)).half() for seed in (1, 2))
+    v = randn(1, 1, 5, 64, seed=3).half()
+    small_q, small_k = divide_by_fourth_root(q), divide_by_fourth_root(k)
+    assert (q @ k.mT / 8).isinf().all()
+    assert (small_q @ small_k.mT).isfinite().all()
+    o = attend(small_q, small_k, v, scale=1.0, attn_implementation=implementation)
     # Outputs are averages of v, so they stay in its range however the large scores are rounded.
-    assert o.min() >= v.min()
-    assert o.max() <= v.max()
+    assert v.min() <= o.min() <= o.max() <= v.max()
 
 
 # Heads
@@ -301,20 +285,6 @@ def test_extending_beyond_the_capacity_raises_and_changes_nothing() -> None:
     assert kv_cache.cache_seqlens.tolist() == [4] * B
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_autocast_may_be_narrower_than_the_cache(implementation: AttnImplementation) -> None:
-    torch.manual_seed(0)
-    layer = MultiHeadAttention(WIDTH, HEADS, attn_implementation=implementation)
-    kv_cache = cache(T, torch.float32)
-    parts = []
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        for part in x().float().split(PARTS, dim=1):
-            kv_cache.extend(part.shape[1])
-            parts.append(layer(part, cache=kv_cache.layer(0)))
-    whole = layer(x().float(), mask=Mask.causal())
-    assert_same_function(torch.cat(parts, dim=1), whole, dtype=torch.bfloat16)
-
-
 # Errors
 
 
@@ -330,7 +300,7 @@ def mask_with_a_cache() -> Tensor:
     ("call", "message"),
     [
         (
-            lambda: attend(*[randn(1, 1, 2, 2)] * 3, attn_implementation="flash"),  # type: ignore[call-overload]
+            lambda: attend(*[randn(1, 1, 2, 2)] * 3, attn_implementation="flash"),  # type: ignore[arg-type]
             "attn_implementation must be one of 'eager'.*got 'flash'",
         ),
         (lambda: basic_self_attention(randn(3, 4)), r"x must be \(batch, .* got shape \(3, 4\)"),
@@ -346,6 +316,7 @@ def test_invalid_calls_raise_value_error(call: Callable[[], Tensor], message: st
     ("arguments", "message"),
     [
         ({"width": 0}, "width must be a whole number of at least 1, got 0"),
+        ({"head_size": 0}, "head_size must be a whole number of at least 1, got 0"),
         ({"heads": 2.0}, "heads must be a whole number of at least 1, got 2.0"),
         ({"heads": 5}, "width must be a multiple of heads in the narrow form, got 12 and 5"),
         ({"heads": 5, "source_width": 10}, "width must be a multiple of heads .* 12 and 5"),

@@ -78,15 +78,21 @@ def test_every_layer_has_the_selected_implementation(
         entry.build("flash")  # type: ignore[arg-type]
 
 
-@of_entries([entry for entry in ENTRIES if "reformer" not in entry.label])
-def test_bfloat16_by_autocast_is_close_to_float32(entry: Entry) -> None:
-    """Without the Reformer: rounding changes a hash."""
-    model = entry.build().float().eval()
+@with_implementations([entry for entry in ENTRIES if "reformer" not in entry.label])
+def test_bfloat16_by_autocast_is_close_to_float32(
+    entry: Entry, implementation: AttnImplementation
+) -> None:
+    """Also with a cache or a state in float32. Without the Reformer: rounding changes a hash."""
+    model = entry.build(implementation).float().eval()
     expected = entry.run(model, tokens())
     with torch.autocast("cpu", torch.bfloat16):
         y = entry.run(model, tokens())
     assert_same_function(y, expected, dtype=torch.bfloat16)
     assert all(x.isfinite().all() for x in gradients(model, y))
+    if entry.parts is not None and entry.causal is not None:
+        with torch.autocast("cpu", torch.bfloat16):
+            parts = entry.parts(model, tokens(), [4, 1, 4])
+        assert_same_function(parts, entry.causal(model, tokens()), dtype=torch.bfloat16)
 
 
 # Visibility

@@ -19,7 +19,7 @@ from tests.models.zoo import (
     TRANSLATOR,
     VOCABULARY,
     entry_of,
-    gradients,
+    randn,
     tokens,
 )
 from tests.support.tiers import each
@@ -98,26 +98,6 @@ def model(implementation: AttnImplementation = "fused", **changes: Any) -> Trans
     return translator
 
 
-def test_gradient_of_the_shared_matrix_is_the_sum_over_its_three_uses() -> None:
-    shared, apart = model(), model(shared=False)
-    weights, names = shared.state_dict(), ("source_embedding.weight", "projection.weight")
-    apart.load_state_dict(weights | dict.fromkeys(names, weights["embedding.weight"]))
-    logits = [translator(tokens(), TARGET, LENGTHS) for translator in (shared, apart)]
-    assert_same_function(logits[0], logits[1])
-    found, uses = (
-        {
-            name: gradient
-            for (name, _), gradient in zip(
-                translator.named_parameters(), gradients(translator, y), strict=True
-            )
-        }
-        for translator, y in zip((shared, apart), logits, strict=True)
-    )
-    three = [uses[name] for name in ("embedding.weight", *names)]
-    assert all(use.any() for use in three)
-    assert_same_function(found["embedding.weight"], three[0] + three[1] + three[2])
-
-
 @pytest.mark.parametrize("order", get_args(Norm))
 def test_translator_matches_its_layers_applied_in_sequence(order: Norm) -> None:
     translator = model(norm=order)
@@ -160,7 +140,8 @@ def test_matrices_are_initialised_as_xavier_uniform() -> None:
 
 
 def test_translations_are_greedy_targets_within_the_context() -> None:
-    translator, options = model(), {"begin": 1, "end": 2}
+    translator = model()
+    options: dict[str, Any] = {"begin": 1, "end": 2}
     expected = translator.greedy_targets(tokens(), vocabulary=VOCABULARY, most=5, **options)
     assert translator.translate(tokens(), most=5, **options) == expected
     with pytest.raises(ValueError, match="most must be at most 21, the context, got 22"):
@@ -184,10 +165,6 @@ def table(
 ) -> FactTable:
     torch.manual_seed(0)
     return FactTable(config, attn_implementation=attn_implementation).double()
-
-
-def randn(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).double()
 
 
 def random_mask(*shape: int) -> Tensor:

@@ -189,17 +189,6 @@ def test_source_is_projected_once(
 
 
 @both_models
-def test_autocast_changes_no_target(entry: Any) -> None:
-    model = entry.build().float()
-    plain, autocast = [], []
-    for cached in (True, False):
-        plain.append(model.greedy_targets(tokens(), LENGTHS, **OPTIONS, cached=cached))
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            autocast.append(model.greedy_targets(tokens(), LENGTHS, **OPTIONS, cached=cached))
-    assert autocast == plain
-
-
-@both_models
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -26,7 +26,6 @@ from tests.models.zoo import (
 from transformer_kernels.models import (
     GPT2,
     T5,
-    Bert,
     BertForClassification,
     BertForPreTraining,
     Reformer,
@@ -141,19 +140,6 @@ def test_results_and_gradients(
     for x, y in zip(found, expected, strict=True):
         assert_same(x, y, tolerance=tolerance)
     huggingface.assert_same_gradients(ours, gradients, tolerance=tolerance)
-
-
-@pytest.mark.parametrize("kind", ["BertModel", "BertForPreTraining"])
-def test_encoder_from_a_file_with_and_without_heads(kind: str, tmp_path: Path) -> None:
-    """Names in a file without heads have no prefix."""
-    theirs = huggingface.bert(kind)
-    encoder = theirs if kind == "BertModel" else theirs.bert
-    with huggingface.default_dtype(torch.float64):
-        ours = Bert.from_safetensors(huggingface.saved(theirs, tmp_path))
-    expected = encoder(tokens(), token_type_ids=SEGMENTS)
-    x = ours(tokens(), segments=SEGMENTS)
-    assert_same(x, expected.last_hidden_state, tolerance=1e-11)
-    assert_same(ours.pooled(x), expected.pooler_output, tolerance=1e-11)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.models.zoo import IMPLEMENTATIONS, randn, result_and_gradients, saved_sizes
 from tests.support.tiers import each
 from transformer_kernels.bench.tolerance import assert_same_function, assert_within_rule
 from transformer_kernels.nn import (
@@ -22,7 +23,6 @@ from transformer_kernels.nn import (
 B, H = 2, 3
 SIZES = ((1, 4, 1), (3, 4, 2), (16, 4, 1), (16, 4, 3), (23, 4, 3), (9, 3, 2), (131, 16, 2))
 """Length, chunk and rounds"""
-IMPLEMENTATIONS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
 
 every_size = pytest.mark.parametrize(("T", "m", "rounds"), SIZES)
 causal_or_not = pytest.mark.parametrize("causal", [True, False])
@@ -30,13 +30,8 @@ causal_or_not = pytest.mark.parametrize("causal", [True, False])
 
 def inputs(T: int, dtype: torch.dtype = torch.float64, D: int = 6) -> tuple[Tensor, Tensor]:
     """q (B, H, T, D) and v (B, H, T, D - 1), as views of projections."""
-    generator = torch.Generator().manual_seed(T)
-
-    def projected(D: int) -> Tensor:
-        x = torch.randn(B, T, H, D, generator=generator, dtype=torch.float64).to(dtype)
-        return x.transpose(1, 2).requires_grad_()
-
-    return projected(D), projected(D - 1)
+    q, v = (randn(B, T, H, size, seed=T + size).to(dtype) for size in (D, D - 1))
+    return q.transpose(1, 2).requires_grad_(), v.transpose(1, 2).requires_grad_()
 
 
 def random_order(T: int, rounds: int) -> Tensor:
@@ -73,11 +68,6 @@ def dense(
     itself = torch.eye(T, dtype=torch.float64) * (N.sum(dim=-1, keepdim=True) == 0)
     k = q / (q.square().sum(dim=-1, keepdim=True) + 1e-6 * D).sqrt()
     return (scale * q @ k.mT + (N + itself).log().to(q.dtype)).softmax(dim=-1) @ v
-
-
-def result_and_gradients(o: Tensor, *xs: Tensor) -> tuple[Tensor, ...]:
-    do = torch.randn(o.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-    return o.detach(), *torch.autograd.grad(o, xs, do.to(o.dtype))
 
 
 @every_size
@@ -160,9 +150,7 @@ def test_padding_may_hold_nan(causal: bool) -> None:
         v = v.detach().masked_fill(is_padding, value).requires_grad_()
         o = lsh_attention(q, v, order, chunk=4, causal=causal, key_lengths=lengths)
         o = o.masked_fill(is_padding, 0.0)
-        do = torch.randn(o.shape, generator=torch.Generator().manual_seed(9), dtype=o.dtype)
-        dq, dv = torch.autograd.grad(o, (q, v), do)
-        results.append([o.detach(), *(x.masked_fill(is_padding, 0.0) for x in (dq, dv))])
+        results.append([x.masked_fill(is_padding, 0.0) for x in result_and_gradients(o, q, v)])
     for clean, poisoned in zip(*results, strict=True):
         assert_same_function(poisoned, clean)
 
@@ -198,14 +186,7 @@ def test_empty_texts_have_empty_results_and_gradients() -> None:
 def test_memory_is_linear_in_the_length() -> None:
     """No tensor that autograd saves is larger than the copies of k: two of each round."""
     q, v = inputs(400)
-    sizes: list[int] = []
-
-    def saved(x: Tensor) -> Tensor:
-        sizes.append(x.numel())
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(saved, lambda x: x):
-        lsh_attention(q, v, random_order(400, 2), chunk=16)
+    sizes = saved_sizes(lambda: lsh_attention(q, v, random_order(400, 2), chunk=16))
     assert 0 < max(sizes) <= 4 * q.numel() < B * H * 400 * 400
 
 
@@ -214,8 +195,7 @@ def test_gradients_have_the_same_bits_at_every_call() -> None:
     order = random_order(131, 3)
     results = [result_and_gradients(lsh_attention(q, v, order, chunk=16), q, v) for _ in range(3)]
     for other in results[1:]:
-        for x, y in zip(results[0], other, strict=True):
-            assert torch.equal(x, y)
+        assert all(map(torch.equal, results[0], other))
 
 
 @each(
@@ -294,23 +274,6 @@ def test_bucket_is_the_nearest_of_random_directions_and_their_opposites(
         assert torch.equal(found[:, :, r], expected)
 
 
-def test_near_vectors_share_a_bucket_more_often_than_far_ones() -> None:
-    x = vectors(2000)
-    same = {}
-    for distance in (0.1, 0.5, 2.0):
-        near = x + distance * torch.randn_like(x)
-        same[distance] = (hashed(x) == hashed(near)).double().mean().item()
-    assert same[0.1] > 0.85
-    assert 0.4 < same[0.5] < same[0.1] - 0.1
-    assert 0.125 < same[2.0] < same[0.5] - 0.1
-
-
-def test_more_rounds_begin_with_the_same_hashes() -> None:
-    x = vectors(30)
-    assert torch.equal(hashed(x, rounds=5)[:, :, :2], hashed(x, rounds=2))
-    assert not torch.equal(hashed(x)[:, :, 0], hashed(x)[:, :, 1])
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_hashed_in_float32_also_under_autocast(dtype: torch.dtype) -> None:
     x = vectors(500, dtype=dtype)
@@ -360,7 +323,7 @@ def test_default_buckets_are_even_powers_of_two(
     assert default_buckets(length, chunk) == expected
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         ({"rounds": 0}, "rounds must be a whole number of at least 1, got 0"),
@@ -369,11 +332,8 @@ def test_default_buckets_are_even_powers_of_two(
         ({"buckets": ()}, r"buckets must be even numbers of at least 2, got \(\)"),
     ],
 )
-def test_invalid_options_raise_value_error(options: dict[str, object], message: str) -> None:
+def test_invalid_options_of_hashes_raise_value_error(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        hashed(vectors(4), **options)  # type: ignore[arg-type]
-
-
-def test_other_numbers_of_dimensions_raise_value_error() -> None:
+        hashed(vectors(4), **options)
     with pytest.raises(ValueError, match=r"x must be \(B, H, T, D\), got shape \(3, 4, 16\)"):
         hashed(vectors(4)[0])

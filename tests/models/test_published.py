@@ -291,7 +291,6 @@ H0, HEADS = "transformer.h.0", "cls.predictions.decoder"
     [
         (removed("transformer.wte.weight"), "lacks wte.weight, which the model needs"),
         (removed("transformer.h.1.mlp.c_fc.bias"), "lacks h.1.mlp.c_fc.bias, which"),
-        (ones("transformer.h.9.ln_1.bias", 128), "lacks h.2, which the model needs"),
         (ones("transformer.h.999999999.ln_1.bias", 128), "lacks h.2, which the model needs"),
         (lambda tensors: without(tensors, "transformer.h."), "lacks h.0, which"),
         (
@@ -324,7 +323,7 @@ H0, HEADS = "transformer.h.0", "cls.predictions.decoder"
 def test_invalid_files_of_gpt2_raise_value_error(
     change: Change, message: str, gpt2_tensors: Tensors, tmp_path: Path
 ) -> None:
-    """The second layer without the first is found quickly, however large its number is."""
+    """A layer that is missing is found quickly, however large the number of another one is."""
     file = huggingface.write(change(gpt2_tensors), tmp_path)
     assert_rejected(GPT2.from_safetensors, file, message)
 

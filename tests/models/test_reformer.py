@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.models.zoo import IMPLEMENTATIONS, entry_of, gradients, tokens
+from tests.models.zoo import IMPLEMENTATIONS, entry_of, gradients, randn, saved_sizes, tokens
+from tests.support.tiers import each
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.nn import (
     AttnImplementation,
@@ -19,13 +20,11 @@ from transformer_kernels.nn import (
     LocalBlock,
     LSHAttention,
     ReformerBlock,
-    ReversibleBlock,
     ReversibleStack,
     hash_buckets,
     lsh_attention,
     sorted_by_bucket,
 )
-from transformer_kernels.nn.reformer_blocks import Choices
 
 WIDTH = 12
 
@@ -46,9 +45,8 @@ def reformer_blocks(layers: int = 3, dropout: float = 0.0) -> ReversibleStack:
 
 
 def streams(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(2, 2, 11, WIDTH, generator=generator, dtype=torch.float64).to(dtype)
-    return x[0].requires_grad_(), x[1].requires_grad_()
+    x1, x2 = (randn(2, 11, WIDTH, seed=seed).to(dtype).requires_grad_() for seed in (1, 2))
+    return x1, x2
 
 
 def loss_of(stack: ReversibleStack, *x: Tensor) -> Tensor:
@@ -60,7 +58,7 @@ def loss_of(stack: ReversibleStack, *x: Tensor) -> Tensor:
 
 
 def stack_gradients(stack: ReversibleStack, *x: Tensor) -> list[Tensor]:
-    wanted = [each for each in (*x, *stack.parameters()) if each.requires_grad]
+    wanted = [one for one in (*x, *stack.parameters()) if one.requires_grad]
     return list(torch.autograd.grad(loss_of(stack, *x), wanted))
 
 
@@ -94,8 +92,8 @@ def test_backward_adds_to_grad_and_reaches_hooks() -> None:
     first.register_hook(seen.append)
     for _ in range(2):
         loss_of(stack, *x).backward()
-    found = [each.grad for each in (*x, *stack.parameters())]
-    assert_same_function(found, [2 * each for each in expected])
+    found = [one.grad for one in (*x, *stack.parameters())]
+    assert_same_function(found, [2 * one for one in expected])
     assert len(seen) == 2
     assert_same_function(seen[0], expected[2])
 
@@ -133,10 +131,10 @@ def test_under_autocast_residuals_are_float32_and_gradients_those_of_plain_autog
     """The backward pass runs outside the autocast context, as usual."""
     stack, x = reformer_blocks(dropout=0.4), streams(torch.float32)
     results = []
-    for each in (stack, plain(stack)):
-        wanted = [*x, *each.parameters()]
+    for one in (stack, plain(stack)):
+        wanted = [*x, *one.parameters()]
         with torch.autocast("cpu", dtype):
-            loss = loss_of(each, *x)
+            loss = loss_of(one, *x)
         results.append((loss, *torch.autograd.grad(loss, wanted)))
     y1, y2 = stack(*x, **options())
     assert y1.dtype == y2.dtype == torch.float32
@@ -165,47 +163,13 @@ def test_backward_leaves_the_random_generator_as_it_was() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-class Counting(ReversibleBlock):
-    """f has a random choice: the sign of its results. Counts the choices it makes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.full((WIDTH,), 0.3))
-        self.chosen = 0
-
-    def f(
-        self, x: Tensor, choices: Choices | None = None, **options: Any
-    ) -> tuple[Tensor, Choices]:
-        if choices is None:
-            self.chosen += 1
-            generator = torch.Generator().manual_seed(self.chosen)
-            choices = (torch.randint(2, x.shape, generator=generator) * 2 - 1,)
-        return x.tanh() * self.weight * choices[0], choices
-
-    def g(self, x: Tensor) -> Tensor:
-        return x.sin()
-
-
-def test_choices_are_made_once_and_repeated() -> None:
-    stack, x = ReversibleStack([Counting(), Counting()]).double(), streams()
-    expected = stack_gradients(plain(stack), *x)
-    assert_same_function(stack_gradients(stack, *x), expected)
-    assert [block.chosen for block in stack] == [1, 1]
-
-
-@pytest.mark.parametrize("layers", [1, 6])
+@each("layers", [1, 6])
 def test_only_the_last_outputs_and_the_orders_are_saved(layers: int) -> None:
     stack, x = reformer_blocks(layers).double(), streams()
-    saved: list[Tensor] = []
-
-    def pack(each: Tensor) -> Tensor:
-        saved.append(each)
-        return each
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda each: each):
-        y = stack(*x, **options())
-    assert [tuple(each.shape) for each in saved] == [(2, 11, WIDTH)] * 2
-    node: Any = y[0].grad_fn
+    results: list[Tensor] = []
+    sizes = saved_sizes(lambda: results.extend(stack(*x, **options())))
+    assert sizes == [2 * 11 * WIDTH] * 2
+    node: Any = results[0].grad_fn
     assert len(node.records) == layers
     assert all(record.choices[0].dtype == torch.int32 for record in node.records)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -155,82 +155,64 @@ def test_invalid_feed_forward_raises_value_error(changes: dict[str, Any], messag
 # Model
 
 
+@dataclass(frozen=True)
 class T5ByFormula:
-    """T5 in plain torch on the tensors of a file: logits of one text pair without padding."""
+    """T5 in plain torch on the tensors of a file, for one text pair without padding."""
 
-    def __init__(self, tensors: Tensors, config: T5Config) -> None:
-        self.tensors = tensors
-        self.config = config
+    tensors: Tensors
+    config: T5Config
 
     def logits(self, source: Tensor, target_in: Tensor) -> Tensor:
         """source (S,), target_in (T,) -> (T, vocabulary)."""
-        memory = self._stack("encoder", source, None)
-        y = self._stack("decoder", target_in, memory)
+        y = self.stack("decoder", target_in, self.stack("encoder", source, None))
         if self.config.tied_embeddings:
-            y = y / self.config.width**0.5
-        name = "shared.weight" if self.config.tied_embeddings else "lm_head.weight"
-        return y @ self.tensors[name].T
+            return self.linear("shared", y / self.config.width**0.5)
+        return self.linear("lm_head", y)
 
-    def _stack(self, stack: str, tokens: Tensor, memory: Tensor | None) -> Tensor:
-        x = self.tensors["shared.weight"][tokens]
-        bias = self._bias(stack, len(tokens))
-        layers = self.config.layers if memory is None else self.config.decoder_layers
-        for n in range(layers):
+    def stack(self, stack: str, tokens: Tensor, memory: Tensor | None) -> Tensor:
+        x, bias = self.tensors["shared.weight"][tokens], self.bias(stack, len(tokens))
+        for n in range(self.config.layers if memory is None else self.config.decoder_layers):
             block = f"{stack}.block.{n}.layer"
-            y = self._norm(f"{block}.0.layer_norm", x)
-            x = x + self._attention(f"{block}.0.SelfAttention", y, y, bias)
+            y = self.norm(f"{block}.0.layer_norm", x)
+            x = x + self.attention(f"{block}.0.SelfAttention", y, y, bias)
             if memory is not None:
-                y = self._norm(f"{block}.1.layer_norm", x)
-                x = x + self._attention(f"{block}.1.EncDecAttention", y, memory, None)
+                y = self.norm(f"{block}.1.layer_norm", x)
+                x = x + self.attention(f"{block}.1.EncDecAttention", y, memory, 0.0)
             last = f"{block}.{1 if memory is None else 2}"
-            x = x + self._feed_forward(
-                f"{last}.DenseReluDense", self._norm(f"{last}.layer_norm", x)
-            )
-        return self._norm(f"{stack}.final_layer_norm", x)
+            y = self.norm(f"{last}.layer_norm", x)
+            x = x + self.feed_forward(f"{last}.DenseReluDense", y)
+        return self.norm(f"{stack}.final_layer_norm", x)
 
-    def _bias(self, stack: str, T: int) -> Tensor:
+    def bias(self, stack: str, T: int) -> Tensor:
         """(heads, T, T); -inf above the diagonal in the decoder."""
-        table = self.tensors[
-            f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        ]
-        encoder = stack == "encoder"
+        table = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        sizes, encoder = (self.config.buckets, self.config.max_distance), stack == "encoder"
         rows = [
-            [
-                bucket_by_integers(
-                    i - j, self.config.buckets, self.config.max_distance, bidirectional=encoder
-                )
-                for j in range(T)
-            ]
+            [bucket_by_integers(i - j, *sizes, bidirectional=encoder) for j in range(T)]
             for i in range(T)
         ]
-        bias = table[torch.tensor(rows)].permute(2, 0, 1)
+        bias = self.tensors[table][torch.tensor(rows)].permute(2, 0, 1)
         future = torch.ones(T, T, dtype=torch.bool).triu(1)
         return bias if encoder else bias.masked_fill(future, float("-inf"))
 
-    def _attention(self, name: str, x: Tensor, source: Tensor, bias: Tensor | None) -> Tensor:
+    def attention(self, name: str, x: Tensor, source: Tensor, bias: Tensor | float) -> Tensor:
         q, k, v = (
-            (y @ self.tensors[f"{name}.{layer}.weight"].T)
-            .unflatten(1, (self.config.heads, self.config.head_size))
-            .transpose(0, 1)
+            self.linear(f"{name}.{layer}", y).unflatten(1, (self.config.heads, -1)).transpose(0, 1)
             for layer, y in (("q", x), ("k", source), ("v", source))
         )
-        s = q @ k.mT if bias is None else q @ k.mT + bias
-        o = (s.softmax(dim=-1) @ v).transpose(0, 1).flatten(1)
-        y: Tensor = o @ self.tensors[f"{name}.o.weight"].T
-        return y
+        o = (q @ k.mT + bias).softmax(dim=-1) @ v
+        return self.linear(f"{name}.o", o.transpose(0, 1).flatten(1))
 
-    def _feed_forward(self, name: str, x: Tensor) -> Tensor:
-        weights = {
-            layer: self.tensors[f"{name}.{layer}.weight"].T
-            for layer in ("wi", "wi_0", "wi_1", "wo")
-            if f"{name}.{layer}.weight" in self.tensors
-        }
-        if "wi" in weights:
-            return (x @ weights["wi"]).relu() @ weights["wo"]
-        gate = nn.functional.gelu(x @ weights["wi_0"], approximate="tanh")
-        return gate * (x @ weights["wi_1"]) @ weights["wo"]
+    def feed_forward(self, name: str, x: Tensor) -> Tensor:
+        if self.config.activation == "relu":
+            return self.linear(f"{name}.wo", self.linear(f"{name}.wi", x).relu())
+        gate = nn.functional.gelu(self.linear(f"{name}.wi_0", x), approximate="tanh")
+        return self.linear(f"{name}.wo", gate * self.linear(f"{name}.wi_1", x))
 
-    def _norm(self, name: str, x: Tensor) -> Tensor:
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        return x @ self.tensors[f"{name}.weight"].T
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
         mean_square = x.square().mean(dim=-1, keepdim=True)
         return x / (mean_square + self.config.eps).sqrt() * self.tensors[f"{name}.weight"]
 

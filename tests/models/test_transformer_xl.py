@@ -1,8 +1,7 @@
-"""Transformer-XL: relative attention, HuggingFace's results, memories, dropout, and learning."""
+"""Transformer-XL: HuggingFace's results, memories, dropout and dtypes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,8 +25,7 @@ from tests.models.record_transformer_xl import (
 from tests.models.zoo import IMPLEMENTATIONS, XL, by_state, entry_of, gradients
 from tests.models.zoo import tokens as text
 from tests.support.tiers import each
-from transformer_kernels import Mask, RelativeKeys
-from transformer_kernels.bench.tolerance import assert_same_function
+from transformer_kernels import RelativeKeys
 from transformer_kernels.models import (
     TRANSFORMER_XL_SIZES,
     Memories,
@@ -36,9 +34,6 @@ from transformer_kernels.models import (
 )
 from transformer_kernels.nn import (
     AttnImplementation,
-    Norm,
-    RelativeAttention,
-    RelativeBlock,
     attend,
     distance_sinusoids,
     relative_attention,
@@ -58,50 +53,6 @@ def tokens(length: int, batch: int = 2) -> Tensor:
 def by_segments(transformer: TransformerXL, text: Tensor, length: int) -> Tensor:
     """Logits of a text (B, T) that is read in segments."""
     return by_state(transformer, text, [length] * (text.shape[1] // length))
-
-
-# Attention
-
-
-@pytest.mark.parametrize(("M", "L"), [(7, 0), (7, 3), (7, 7), (7, 40), (1, 9)])
-def test_implementations_agree_for_any_memory_and_head_size(M: int, L: int) -> None:
-    results = []
-    for implementation in IMPLEMENTATIONS:
-        torch.manual_seed(0)
-        attention = RelativeAttention(12, 3, 41, attn_implementation=implementation).double()
-        x, memory, u, v = inputs = [
-            torch.randn(shape, dtype=torch.float64, requires_grad=True)
-            for shape in ((2, M, 12), (2, L, 12), (3, 41), (3, 41))
-        ]
-        mask = Mask.causal(align="bottom_right")
-        o = attention(x, memory, distance_sinusoids(L + M, 12), u, v, mask=mask)
-        do = torch.randn(o.shape, dtype=torch.float64)
-        of = [*inputs, *attention.parameters()]
-        results.append((o, torch.autograd.grad(o, of, do)))
-    assert_same_function(results[1], results[0])
-    assert_same_function(results[2], results[0])
-
-
-@each(
-    ("call", "message"),
-    [
-        (lambda: RelativeAttention(0, 2, 3), "width must be a whole number .* got 0"),
-        (lambda: RelativeAttention(8, 0, 3), "heads must be a whole number .* got 0"),
-        (lambda: RelativeAttention(8, 2, 0), "head_size must be a whole number .* got 0"),
-        (lambda: relative_block(dropout=1.5), r"dropout must be at least 0 and below 1, got 1\.5"),
-        (lambda: relative_block(norm="none"), "norm must be one of 'post', 'pre', got 'none'"),
-        (lambda: relative_block(attn_implementation="x"), "attn_implementation must be one of"),
-    ],
-)
-def test_invalid_options_of_layers_raise_value_error(
-    call: Callable[[], object], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
-def relative_block(**options: Any) -> RelativeBlock:
-    return RelativeBlock(8, 2, 4, **options)
 
 
 # HuggingFace's results
@@ -197,17 +148,6 @@ def test_pre_norm_blocks_end_in_a_normalisation() -> None:
 # Memories
 
 
-def test_only_a_memory_shows_the_previous_segment() -> None:
-    transformer = model()
-    other = tokens(10)
-    other[:, :5] = other[:, :5] % 16 + 1
-    for memory, same in ((5, False), (0, True)):
-        transformer.config = replace(XL, memory=memory)
-        before, after = (by_segments(transformer, text, 5)[:, 5:] for text in (tokens(10), other))
-        assert torch.isclose(before, after).all(dim=-1).all().item() == same
-        assert torch.isclose(before, after).all(dim=-1).any().item() == same
-
-
 def test_memories_are_the_last_inputs_of_each_layer_without_a_gradient() -> None:
     transformer = model(memory=8)
     inputs: list[Tensor] = []
@@ -231,19 +171,6 @@ def test_memories_grow_to_their_length(kept: int, given: int | None, lengths: li
         found.append(memories[0].shape[1])
         assert [tuple(each.shape) for each in memories] == [(2, found[-1], 10)] * 2
     assert found == lengths
-
-
-def test_no_gradient_reaches_the_previous_segment() -> None:
-    """A token of the first segment alone has a gradient through the projection to logits only."""
-    transformer = model()
-    with torch.no_grad():
-        transformer.embedding.weight[0] = 0.3
-    first, second = torch.zeros(1, 5, dtype=torch.int64), tokens(5, batch=1).clamp(min=1)
-    _, memories = transformer(first)
-    logits, _ = transformer(second, memories)
-    (gradient,) = torch.autograd.grad(logits[..., 1:].sum(), transformer.embedding.weight)
-    assert (gradient[0] == 0).all()
-    assert (gradient[1:] != 0).any()
 
 
 def test_config_is_replaced_for_evaluation() -> None:
@@ -339,55 +266,3 @@ def test_head_size_defaults_to_the_width_over_the_heads() -> None:
     config = TransformerXLConfig(layers=1, heads=4, width=24, context=8, memory=8)
     assert config.size_of_a_head() == 6
     assert TRANSFORMER_XL_SIZES["wt103-base"].size_of_a_head() == 41
-
-
-PERIOD, SEGMENT, KINDS = 48, 32, 16
-
-
-def periodic_streams(batch: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """Six segments (B, 33) of texts that repeat 48 random tokens; each begins with the last
-    token of the one before."""
-    pattern = torch.randint(KINDS, (batch, PERIOD), generator=generator)
-    return pattern.repeat(1, 5).unfold(1, SEGMENT + 1, SEGMENT)[:, :6].unbind(dim=1)
-
-
-def accuracy(transformer: TransformerXL, memory: int) -> float:
-    """Share of tokens predicted, after the first 96 of each text."""
-    streams = periodic_streams(32, torch.Generator().manual_seed(5))
-    memories, hits = None, []
-    with torch.no_grad():
-        for segment in streams:
-            logits, memories = transformer(segment[:, :-1], memories, memory=memory)
-            hits.append(logits.argmax(dim=-1) == segment[:, 1:])
-    return torch.stack(hits[3:]).double().mean().item()
-
-
-@pytest.mark.parametrize(
-    ("norm", "rate", "texts"),
-    [("pre", 5e-3, 18), pytest.param("post", 1e-3, 120, marks=pytest.mark.exhaustive)],
-)
-def test_tokens_beyond_the_segment_are_predicted_from_the_memory(
-    norm: Norm, rate: float, texts: int
-) -> None:
-    """A segment of 32 never shows the token 48 positions back, and a memory of 32 shows it to the
-    last 17 queries of a segment."""
-    torch.manual_seed(1)  # some starts take twice as many texts
-    transformer = TransformerXL(
-        TransformerXLConfig(
-            layers=2, heads=2, width=64, hidden=128, vocabulary=KINDS,
-            context=SEGMENT, memory=64, dropout=0.0, norm=norm,
-        )
-    )  # fmt: skip
-    optimizer = torch.optim.Adam(transformer.parameters(), rate)
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(texts):
-        memories = None
-        for segment in periodic_streams(16, generator):
-            logits, memories = transformer(segment[:, :-1], memories)
-            loss = nn.functional.cross_entropy(logits.flatten(0, 1), segment[:, 1:].flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    assert accuracy(transformer, 64) > 0.95
-    assert accuracy(transformer, 32) == pytest.approx(17 / 32 + 15 / 32 / KINDS, abs=0.05)
-    assert accuracy(transformer, 0) < 0.1
