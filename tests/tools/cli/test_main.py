@@ -14,7 +14,7 @@ import transformer_kernels as tk
 from transformer_kernels import cli
 from transformer_kernels.cli.common import UserError
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 class Failing:
