@@ -30,7 +30,7 @@ from transformer_kernels.nn import (
     TransformerBlock,
     sinusoids,
 )
-from transformer_kernels.training.losses import smoothed_cross_entropy
+from transformer_kernels.training.task import smoothed_cross_entropy
 
 SOURCE = tokens()
 

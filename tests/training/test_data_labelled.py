@@ -1,4 +1,4 @@
-"""Tests of labelled texts: any, film reviews, and snippets of the standard library."""
+"""Labelled texts, questions about facts, and copies of random words."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ import pytest
 import torch
 
 from transformer_kernels.training.data import (
+    Copies,
+    Fact,
     LabelledTexts,
     Tokens,
+    as_facts,
     label_texts,
+    load_facts,
     load_reviews,
     load_snippets,
     review_text,
     train_tokens,
 )
 from transformer_kernels.training.data.labelled import SNIPPET_CLASSES, cut_source
+from transformer_kernels.training.data.recall import UNKNOWN, words_of
 from transformer_kernels.training.data.text import python_files
 
 CLASS_FOLDERS = ("train/neg", "train/pos", "test/neg", "test/pos")
@@ -266,3 +271,122 @@ def test_python_without_sources_is_an_error(
     refused = r"the class archives needs at least two source files in .*, got 0"
     with pytest.raises(FileNotFoundError, match=refused):
         load_snippets()
+
+
+FACTS = as_facts([Fact("the red fox runs far", "x"), Fact("a bird", "y")], "two facts")
+
+
+def test_compound_names_are_split_into_words() -> None:
+    assert words_of("parseArgs of OptionParser, utf_8!") == [
+        *("parse", "args", "of", "option", "parser", "utf", "8")
+    ]
+
+
+def test_question_has_half_of_the_words_of_its_key() -> None:
+    batch = FACTS.draw(50, torch.Generator().manual_seed(0))
+    seen = set()
+    for words, length, row in zip(*(batch[name] for name in batch), strict=True):
+        asked = words[:length].tolist()
+        assert set(asked) <= set(FACTS.words(FACTS.facts[int(row)].key).tolist())
+        assert len(set(asked)) == len(asked) == (3 if row == 0 else 2)
+        seen.add(tuple(asked))
+    assert len(seen) > 15
+
+
+def test_held_out_questions_are_the_same_at_every_call() -> None:
+    first, again = (FACTS.held_out(20) for _ in range(2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_unknown_words_share_one_token() -> None:
+    assert FACTS.words("Bird spaceship").tolist() == [FACTS.vocabulary.index("bird"), UNKNOWN]
+    assert FACTS.words("!?").tolist() == [UNKNOWN]
+
+
+def test_table_is_read(tmp_path: Path) -> None:
+    table = tmp_path / "facts.tsv"
+    table.write_text("largest ocean\tthe Pacific\thas islands\nred planet\tMars\n", "utf-8")
+    facts = load_facts(table)
+    assert facts.facts[0] == Fact("largest ocean", "the Pacific\thas islands")
+    assert (facts.name, facts.source) == (str(table), str(table.resolve()))
+    assert facts.digest != FACTS.digest
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must have at least one fact, got none"),
+        ("a\tb\nno tab\n", "line 2 of .* must have a tab between key and value"),
+        ("?!\tb\n", r"every key in .* must have a word, got '\?!'"),
+    ],
+)
+def test_invalid_table_is_named(tmp_path: Path, text: str, message: str) -> None:
+    table = tmp_path / "facts.tsv"
+    table.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_facts(table)
+    with pytest.raises(FileNotFoundError):
+        load_facts(tmp_path / "none.tsv")
+
+
+def test_default_facts_are_the_modules_of_the_standard_library() -> None:
+    facts = load_facts()
+    values = {fact.value.split(":")[0]: fact for fact in facts.facts}
+    assert len(facts.facts) > 80
+    assert values.keys() >= {"argparse", "json", "asyncio", "zipfile"}
+    assert "command" in words_of(values["argparse"].key)
+    assert not any(name.startswith("_") for name in values)
+
+
+DATA = Copies(context=10, vocabulary=12)
+
+
+def test_a_text_is_a_word_twice_with_a_separator_before_each() -> None:
+    tokens = DATA.draw(200, torch.Generator().manual_seed(0))["tokens"]
+    assert tokens.shape == (200, 10)
+    assert tokens.dtype == torch.int64
+    first, second = tokens.split(5, dim=1)
+    assert torch.equal(first, second)
+    assert (first[:, 0] == 0).all()
+    assert set(first[:, 1:].unique().tolist()) == set(range(1, 12))
+
+
+def test_texts_follow_the_generator() -> None:
+    first, again, other = (
+        DATA.draw(7, torch.Generator().manual_seed(seed))["tokens"] for seed in (0, 0, 1)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_held_out_words_are_the_same_at_every_call_and_never_drawn() -> None:
+    small = Copies(context=6, vocabulary=12)  # 121 words of two symbols
+    held_out = small.held_out(500)["tokens"]
+    assert torch.equal(held_out, small.held_out(500)["tokens"])
+    assert len(held_out) == 500
+    drawn = small.draw(5000, torch.Generator().manual_seed(0))["tokens"]
+    words = [{tuple(row) for row in tokens.tolist()} for tokens in (held_out, drawn)]
+    assert not words[0] & words[1]
+    assert len(words[0] | words[1]) == 121
+
+
+def test_name_and_digest_tell_the_sizes() -> None:
+    assert DATA.name == "copies of random words of 4 symbols"
+    assert DATA.source is None
+    digests = {Copies(c, v).digest for c, v in ((10, 12), (12, 12), (10, 13))}
+    assert len(digests) == 3
+    assert DATA.digest in digests
+
+
+@pytest.mark.parametrize(
+    ("context", "vocabulary", "message"),
+    [
+        (9, 12, "context must be even and at least 4, got 9"),
+        (2, 12, "context must be even and at least 4, got 2"),
+        (0, 12, "context must be a whole number of at least 1, got 0"),
+        (10, 10, "vocabulary must be at least 11, got 10"),
+    ],
+)
+def test_invalid_sizes_raise_value_error(context: int, vocabulary: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Copies(context, vocabulary)

@@ -1,4 +1,4 @@
-"""Questions about facts: the modules of the standard library, or any table of two columns."""
+"""Data of the recall tasks: questions about a table of facts, and words that are written twice."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .dataset import Batch, RaggedTokens, digest_of, read_lines
+from ...nn.options import check_positive
+from .dataset import Batch, digest_of, pad_rows, read_lines
 from .text import standard_library_folder
 
 UNKNOWN = 0
 """Token of all words that occur in no key."""
+
+SEPARATOR = 0
+"""Token before each copy of a word"""
+
+_HELD_OUT_EVERY = 10
+"""Words whose symbols add up to a multiple of this number are held out."""
 
 _WORD = re.compile(r"[a-z0-9]+")
 _HELD_OUT_SEED = 1
@@ -29,7 +36,6 @@ class Fact:
     key: str
     """Text whose words identify the fact"""
     value: str
-    """The answer"""
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ class Facts:
             key = self._key_words[row]
             size = max(2, (len(key) + 1) // 2)
             questions.append(key[torch.randperm(len(key), generator=generator)[:size]])
-        words, lengths = RaggedTokens.of(questions).padded(torch.arange(count))
+        words, lengths = pad_rows(questions)
         return {"words": words, "lengths": lengths, "rows": rows}
 
     def held_out(self, count: int) -> Batch:
@@ -126,3 +132,57 @@ def _modules() -> Iterator[Fact]:
         if documentation:
             first = " ".join(documentation.split("\n\n")[0].split())
             yield Fact(f"{path.stem} {first}", f"{path.stem}: {first}")
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Dataset of texts 0 w 0 w: {"tokens": (B, context)}.
+
+    The symbols of w are random numbers from 1 to vocabulary - 1. Only a model that finds the place
+    in the first copy can predict the second one.
+
+    Raises ValueError if the context is odd or below 4, or the vocabulary is below 11.
+
+    Source: Reformer: The Efficient Transformer (Kitaev et al., 2020), section 5.
+    """
+
+    context: int
+    vocabulary: int
+
+    def __post_init__(self) -> None:
+        check_positive("context", self.context)
+        if self.context < 4 or self.context % 2:
+            raise ValueError(f"context must be even and at least 4, got {self.context}")
+        if self.vocabulary <= _HELD_OUT_EVERY:
+            raise ValueError(
+                f"vocabulary must be at least {_HELD_OUT_EVERY + 1}, got {self.vocabulary}"
+            )
+
+    @property
+    def name(self) -> str:
+        return f"copies of random words of {self.context // 2 - 1} symbols"
+
+    @property
+    def source(self) -> str | None:
+        return None
+
+    @property
+    def digest(self) -> str:
+        return digest_of("copies", self.context, self.vocabulary)
+
+    def draw(self, count: int, generator: torch.Generator) -> Batch:
+        return self._texts(count, generator, held_out=False)
+
+    def held_out(self, count: int) -> Batch:
+        generator = torch.Generator().manual_seed(_HELD_OUT_SEED)
+        return self._texts(count, generator, held_out=True)
+
+    def _texts(self, count: int, generator: torch.Generator, *, held_out: bool) -> Batch:
+        length = self.context // 2 - 1
+        words = torch.empty(0, length, dtype=torch.int64)
+        while (missing := count - len(words)) > 0:
+            drawn = torch.randint(1, self.vocabulary, (missing, length), generator=generator)
+            kept = (drawn.sum(dim=1) % _HELD_OUT_EVERY == 0) == held_out
+            words = torch.cat([words, drawn[kept]])
+        half = torch.nn.functional.pad(words, (1, 0), value=SEPARATOR)
+        return {"tokens": torch.cat([half, half], dim=1)}
