@@ -14,8 +14,9 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributed as dist
+from torch.utils.hooks import RemovableHandle
 
 from transformer_kernels.models import GeneratorConfig, GPT2Config
 from transformer_kernels.training import (
@@ -56,6 +57,30 @@ def with_dropout(config: TrainConfig, share: float) -> TrainConfig:
 
 def without_times(rows: list[CurveRow]) -> list[CurveRow]:
     return [row._replace(seconds=0.0, tokens_per_s=0.0) for row in rows]
+
+
+def assert_same_weights(model: nn.Module, other: nn.Module | dict[str, Tensor]) -> None:
+    expected = other.state_dict() if isinstance(other, nn.Module) else other
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, expected[name]), name
+
+
+def weights_of(trainer: Trainer) -> dict[str, Tensor]:
+    return {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
+
+
+def overflow_gradients(trainer: Trainer) -> RemovableHandle:
+    """Makes the gradient of the output layer infinite or NaN."""
+    weight = trainer.model.get_parameter("logits.weight")
+    return weight.register_hook(lambda gradient: gradient / 0.0)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+FINISHED = {".lock", "checkpoint-8", "curve.csv"}
+"""Files of a run of eight steps"""
 
 
 def put(folder: Path, name: str, content: bytes) -> None:

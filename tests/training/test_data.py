@@ -23,6 +23,7 @@ from transformer_kernels.training.data import (
     SEPARATOR,
     SPECIAL,
     ByteWindows,
+    Copies,
     Dataset,
     MaskedSentences,
     Tokens,
@@ -41,7 +42,9 @@ CORPUS = corpus_from_bytes(b"".join(b"line %d of the text\n" % i for i in range(
 BYTES = Tokens(special=True)
 PAIRS = [(f"in {i}", f"out {i * i}") for i in range(300)]
 
-MAKERS: dict[str, Callable[[int], Dataset]] = {
+Make = Callable[[int], Dataset]
+
+MAKERS: dict[str, Make] = {
     "bytes": lambda size: ByteWindows(CORPUS, size),
     "tokens": lambda size: TokenWindows(CORPUS, BYTES, size),
     "masked": lambda size: MaskedSentences(CORPUS, BYTES, size),
@@ -56,26 +59,21 @@ MAKERS: dict[str, Callable[[int], Dataset]] = {
     "pairs": lambda size: pair_texts(
         PAIRS[:200], PAIRS[200:], tokens=BYTES, longest=size, name="squares"
     ),
+    "copies": lambda size: Copies(2 * size, 12),
 }
 
 
 @pytest.fixture(params=MAKERS)
-def make(request: pytest.FixtureRequest) -> Callable[[int], Dataset]:
+def make(request: pytest.FixtureRequest) -> Make:
     return MAKERS[request.param]
 
 
-def test_batches_are_int64_on_the_cpu(make: Callable[[int], Dataset]) -> None:
+def test_batches_are_int64_and_zero_padded_without_the_global_generator(make: Make) -> None:
+    state = torch.get_rng_state()
     dataset = make(20)
     for batch in (dataset.draw(7, torch.Generator()), dataset.held_out(7)):
-        for name, values in batch.items():
-            assert values.dtype == torch.int64, name
-            assert values.device.type == "cpu", name
-            assert len(values) == 7, name
-
-
-def test_rows_are_zero_padded_to_the_longest(make: Callable[[int], Dataset]) -> None:
-    dataset = make(20)
-    for batch in (dataset.draw(7, torch.Generator()), dataset.held_out(7)):
+        for name, x in batch.items():
+            assert (x.dtype, x.device.type, len(x)) == (torch.int64, "cpu", 7), name
         for name, lengths in batch.items():
             if not name.endswith("lengths"):
                 continue
@@ -84,9 +82,10 @@ def test_rows_are_zero_padded_to_the_longest(make: Callable[[int], Dataset]) -> 
             assert lengths.min() >= 1
             padding = torch.arange(rows.shape[1]) >= lengths[:, None]
             assert (rows[padding] == 0).all()
+    assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_generator_state_determines_the_draw(make: Callable[[int], Dataset]) -> None:
+def test_generator_state_determines_the_draw(make: Make) -> None:
     dataset = make(20)
     generator = torch.Generator().manual_seed(3)
     state = generator.get_state()
@@ -99,7 +98,7 @@ def test_generator_state_determines_the_draw(make: Callable[[int], Dataset]) -> 
     assert any(not torch.equal(first[name], second[name]) for name in first)
 
 
-def test_held_out_examples_are_the_same_at_every_call(make: Callable[[int], Dataset]) -> None:
+def test_held_out_examples_are_the_same_at_every_call(make: Make) -> None:
     dataset = make(20)
     first = dataset.held_out(9)
     dataset.draw(3, torch.Generator())
@@ -109,22 +108,13 @@ def test_held_out_examples_are_the_same_at_every_call(make: Callable[[int], Data
         assert all(torch.equal(first[name], again[name]) for name in first)
 
 
-def test_held_out_returns_fewer_examples_if_there_are_no_more(
-    make: Callable[[int], Dataset],
-) -> None:
-    batch = make(20).held_out(10_000)
+@pytest.mark.parametrize("name", [name for name in MAKERS if name != "copies"])
+def test_held_out_returns_fewer_examples_if_there_are_no_more(name: str) -> None:
+    batch = MAKERS[name](20).held_out(10_000)
     assert 39 <= len(next(iter(batch.values()))) < 1000
 
 
-def test_torch_global_generator_is_not_used(make: Callable[[int], Dataset]) -> None:
-    state = torch.get_rng_state()
-    dataset = make(20)
-    dataset.draw(3, torch.Generator())
-    dataset.held_out(3)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_digest_identifies_the_data_and_its_settings(make: Callable[[int], Dataset]) -> None:
+def test_digest_identifies_the_data_and_its_settings(make: Make) -> None:
     assert make(20).digest == make(20).digest
     assert make(20).digest != make(21).digest
     assert len(make(20).digest) == 64
@@ -132,22 +122,22 @@ def test_digest_identifies_the_data_and_its_settings(make: Callable[[int], Datas
 
 
 def test_digest_depends_on_the_content() -> None:
+    assert digest_of("ab", "c") != digest_of("a", "bc")
+    assert digest_of("1") != digest_of(1) != digest_of(b"1")
     other = corpus_from_bytes(bytes(5000), "lines")
     assert ByteWindows(other, 9).digest != ByteWindows(CORPUS, 9).digest
     assert TokenWindows(CORPUS, Tokens(), 9).digest != TokenWindows(CORPUS, BYTES, 9).digest
-    one, two, three = (
-        pair_texts(train, [("c", "d")], tokens=BYTES, longest=9, name="").digest
+    settings = {"tokens": BYTES, "longest": 9, "name": ""}
+    pairs = {
+        pair_texts(train, [("c", "d")], **settings).digest  # type: ignore[arg-type]
         for train in ([("a", "b")], [("b", "a")], [("a", "c")])
-    )
-    assert len({one, two, three}) == 3
+    }
     texts = [[[b"ab", b"c"], [b"d"]], [[b"a", b"bc"], [b"d"]], [[b"ab"], [b"c", b"d"]]]
-    digests = {
-        label_texts(
-            text, [[b"e"], [b"f"]], classes=("x", "y"), tokens=Tokens(), longest=9, name=""
-        ).digest
+    labelled = {
+        label_texts(text, [[b"e"], [b"f"]], classes=("x", "y"), **settings).digest  # type: ignore[arg-type]
         for text in texts
     }
-    assert len(digests) == 3
+    assert len(pairs) == len(labelled) == 3
 
 
 def test_source_is_the_absolute_path_of_the_files(
@@ -164,41 +154,24 @@ def test_source_is_the_absolute_path_of_the_files(
     assert MAKERS["pairs"](20).source is None
 
 
-def test_digest_depends_on_part_boundaries_and_types() -> None:
-    assert digest_of("ab", "c") != digest_of("a", "bc")
-    assert digest_of("1") != digest_of(1) != digest_of(b"1")
-
-
 def test_evenly_spaced_includes_both_ends() -> None:
     assert evenly_spaced(10, 4).tolist() == [0, 3, 6, 9]
     assert evenly_spaced(3, 9).tolist() == [0, 1, 2]
     assert evenly_spaced(5, 1).tolist() == [0]
 
 
-def rows(*lengths: int, largest: int = 9) -> list[torch.Tensor]:
-    return [torch.randint(1, largest + 1, (length,)) for length in lengths]
-
-
-def test_rows_round_trip() -> None:
-    given = rows(3, 0, 5, 1)
+def test_rows_are_gathered_in_the_given_order_and_padded() -> None:
+    given = [torch.randint(1, 10, (length,)) for length in (3, 0, 5, 1)]
     ragged = RaggedTokens.of(given)
     assert len(ragged) == 4
-    for number, row in enumerate(given):
-        assert torch.equal(ragged[number], row)
-
-
-def test_rows_are_gathered_in_the_given_order_and_padded() -> None:
-    given = rows(3, 0, 5, 1)
-    tokens, lengths = RaggedTokens.of(given).padded(torch.tensor([3, 0, 1, 3]))
+    assert all(torch.equal(ragged[number], row) for number, row in enumerate(given))
+    tokens, lengths = ragged.padded(torch.tensor([3, 0, 1, 3]))
     assert lengths.tolist() == [1, 3, 0, 1]
     assert tokens.shape == (4, 3)
     assert tokens[1].tolist() == given[0].tolist()
     assert tokens[0].tolist() == tokens[3].tolist() == [int(given[3]), 0, 0]
     assert tokens[2].tolist() == [0, 0, 0]
-
-
-def test_empty_row_indices_give_an_empty_batch() -> None:
-    tokens, lengths = RaggedTokens.of(rows(2)).padded(torch.empty(0, dtype=torch.int64))
+    tokens, lengths = ragged.padded(torch.empty(0, dtype=torch.int64))
     assert tokens.shape == (0, 0)
     assert lengths.shape == (0,)
 
@@ -269,7 +242,7 @@ def test_special_tokens_come_first() -> None:
     assert TOKENS.decode([BEGIN, *TOKENS.encode("a b"), END, PAD]) == b"a b"
 
 
-@pytest.mark.parametrize("text", ["<pad>", "[MASK]", "pad begin", "\x00\x01\x05"])
+@each("text", ["<pad>", "[MASK]", "pad begin", "\x00\x01\x05"])
 def test_no_text_encodes_to_a_special_token(text: str) -> None:
     assert TOKENS.encode(text).min() >= 6
 
@@ -330,7 +303,7 @@ def test_two_merges_with_the_same_bytes_are_one_token() -> None:
     assert tokens.decode(tokens.encode("abc")) == b"abc"
 
 
-@pytest.mark.parametrize("token", [-1, 600])
+@each("token", [-1, 600])
 def test_token_outside_of_the_vocabulary_is_named(token: int) -> None:
     with pytest.raises(ValueError, match=f"at least 0 and below 600, got {token}"):
         TOKENS.decode([7, token])

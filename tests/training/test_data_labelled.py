@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.tiers import each
 from transformer_kernels.training.data import (
     Copies,
     Fact,
@@ -55,41 +56,26 @@ def test_texts_match_their_labels(letters: LabelledTexts) -> None:
             assert letters.tokens.decode(row[:length]) == names[label].encode() * length
 
 
-def test_classes_are_drawn_with_equal_probability(letters: LabelledTexts) -> None:
-    labels = letters.draw(3000, torch.Generator().manual_seed(0))["labels"]
+def test_classes_are_drawn_with_equal_probability_and_their_texts_cut(
+    letters: LabelledTexts,
+) -> None:
+    batch = letters.draw(3000, torch.Generator().manual_seed(0))
     deviation = (3000 * 1 / 3 * 2 / 3) ** 0.5
-    assert (labels.bincount() - 1000).abs().max() < 4 * deviation
+    assert (batch["labels"].bincount() - 1000).abs().max() < 4 * deviation
+    for label, lengths in ((0, {1, 2, 3, 4, 5}), (1, {1}), (2, {1, 2})):
+        assert set(batch["lengths"][batch["labels"] == label].tolist()) == lengths
 
 
-def test_every_text_is_drawn(letters: LabelledTexts) -> None:
-    batch = letters.draw(2000, torch.Generator())
-    assert set(batch["lengths"][batch["labels"] == 0].tolist()) == {1, 2, 3, 4, 5}
-    assert set(batch["lengths"][batch["labels"] == 2].tolist()) == {1, 2}
-
-
-def test_long_texts_are_cut(letters: LabelledTexts) -> None:
-    assert letters.draw(100, torch.Generator())["lengths"].max() == 5
-    assert letters.held_out(30)["lengths"].max() == 5
-
-
-@pytest.mark.parametrize(
-    ("count", "labels"),
-    [
+def test_held_out_examples_cycle_through_the_classes(letters: LabelledTexts) -> None:
+    for count, labels in (
         (7, [0, 1, 2, 0, 1, 2, 0]),
         (2, [0, 1]),
         (15, [0, 1, 2] * 3 + [0, 2] * 2),
         (99, [0, 1, 2] * 3 + [0, 2] * 6),
-    ],
-)
-def test_held_out_examples_cycle_through_the_classes(
-    letters: LabelledTexts, count: int, labels: list[int]
-) -> None:
-    assert letters.held_out(count)["labels"].tolist() == labels
-
-
-def test_held_out_texts_are_evenly_spaced_in_a_class(letters: LabelledTexts) -> None:
+    ):
+        assert letters.held_out(count)["labels"].tolist() == labels
     batch = letters.held_out(9)
-    assert batch["lengths"][batch["labels"] == 0].tolist() == [1, 5, 5]
+    assert batch["lengths"][batch["labels"] == 0].tolist() == [1, 5, 5]  # evenly spaced, and cut
 
 
 @pytest.fixture
@@ -135,34 +121,29 @@ def test_invalid_utf8_is_accepted(folder: Path) -> None:
     assert load_reviews(folder).train[0][5].tolist() == [255, 254, 0]
 
 
-@pytest.mark.parametrize("class_folder", CLASS_FOLDERS)
-def test_missing_folder_error_describes_the_layout(folder: Path, class_folder: str) -> None:
-    shutil.rmtree(folder / class_folder)
-    refused = re.escape(
-        f"the folder {folder / class_folder} does not exist: {folder} must contain reviews, "
-        "one per file, in train/neg/*.txt, train/pos/*.txt, test/neg/*.txt and test/pos/*.txt"
-    )
-    with pytest.raises(FileNotFoundError, match=refused):
+def test_missing_folder_error_describes_the_layout(folder: Path) -> None:
+    for class_folder in CLASS_FOLDERS:
+        (folder / class_folder).rename(folder / "elsewhere")
+        refused = re.escape(
+            f"the folder {folder / class_folder} does not exist: {folder} must contain reviews, "
+            "one per file, in train/neg/*.txt, train/pos/*.txt, test/neg/*.txt and test/pos/*.txt"
+        )
+        with pytest.raises(FileNotFoundError, match=refused):
+            load_reviews(folder)
+        (folder / "elsewhere").rename(folder / class_folder)
+
+
+def test_empty_reviews_are_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="context must be a whole number of at least 1, got 0"):
+        load_reviews(folder, 0, tokens=Tokens())
+    (folder / "test/pos/3_7.txt").write_text("\n")
+    with pytest.raises(ValueError, match=r"3_7\.txt is empty: every file must be a review"):
         load_reviews(folder)
-
-
-def test_empty_folder_error_describes_the_layout(folder: Path) -> None:
     shutil.rmtree(folder / "test/pos")
     (folder / "test/pos").mkdir()
     refused = r"the folder .*test/pos has no \*\.txt files: .* must contain reviews"
     with pytest.raises(ValueError, match=refused):
         load_reviews(folder)
-
-
-def test_empty_review_is_named(folder: Path) -> None:
-    (folder / "test/pos/3_7.txt").write_text("\n")
-    with pytest.raises(ValueError, match=r"3_7\.txt is empty: every file must be a review"):
-        load_reviews(folder)
-
-
-def test_context_of_zero_is_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match="context must be a whole number of at least 1, got 0"):
-        load_reviews(folder, 0, tokens=Tokens())
 
 
 @pytest.fixture(scope="module")
@@ -180,17 +161,12 @@ def texts(dataset: LabelledTexts, part: str, label: int) -> list[bytes]:
     return [dataset.tokens.decode(rows[number]) for number in range(len(rows))]
 
 
-def test_every_class_has_enough_text(snippets: LabelledTexts) -> None:
+def test_every_class_has_enough_text_of_different_lengths(snippets: LabelledTexts) -> None:
     assert snippets.classes == tuple(SNIPPET_CLASSES)
     assert len(snippets.classes) == 10
     for train, validation in zip(snippets.train, snippets.validation, strict=True):
         assert len(train.values) > 150_000
         assert len(validation.values) > 20_000
-
-
-def test_lengths_vary_between_a_quarter_of_the_context_and_the_context(
-    snippets: LabelledTexts,
-) -> None:
     lengths = snippets.draw(300, torch.Generator().manual_seed(0))["lengths"]
     assert 64 <= lengths.min() < 90
     assert 220 < lengths.max() <= 256
@@ -351,18 +327,9 @@ def test_a_text_is_a_word_twice_with_a_separator_before_each() -> None:
     assert set(first[:, 1:].unique().tolist()) == set(range(1, 12))
 
 
-def test_texts_follow_the_generator() -> None:
-    first, again, other = (
-        DATA.draw(7, torch.Generator().manual_seed(seed))["tokens"] for seed in (0, 0, 1)
-    )
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-
-
-def test_held_out_words_are_the_same_at_every_call_and_never_drawn() -> None:
+def test_held_out_words_are_never_drawn() -> None:
     small = Copies(context=6, vocabulary=12)  # 121 words of two symbols
     held_out = small.held_out(500)["tokens"]
-    assert torch.equal(held_out, small.held_out(500)["tokens"])
     assert len(held_out) == 500
     drawn = small.draw(5000, torch.Generator().manual_seed(0))["tokens"]
     words = [{tuple(row) for row in tokens.tolist()} for tokens in (held_out, drawn)]
@@ -378,7 +345,7 @@ def test_name_and_digest_tell_the_sizes() -> None:
     assert DATA.digest in digests
 
 
-@pytest.mark.parametrize(
+@each(
     ("context", "vocabulary", "message"),
     [
         (9, 12, "context must be even and at least 4, got 9"),

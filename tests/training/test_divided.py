@@ -18,12 +18,14 @@ from torch import distributed as dist
 from tests.support.processes import assert_runs
 from tests.support.tiers import each
 from tests.training.run_helpers import (
+    FINISHED,
     GENERATOR,
     GPT2,
     RUN,
     SHARD,
     data_of,
     edit_tensors,
+    names,
     put,
     start_or_resume,
     train_until,
@@ -95,8 +97,7 @@ def test_run_of_two_processes_continues_on_one(tmp_path: Path) -> None:
     for name, words in {"sharded": (3, 1, 1), "not": (5, 2, 0)}.items():
         assert_runs(2, f"{HERE}:train_part", tmp_path / name, *words)
         resume(tmp_path / name, data=data_of(RUN))
-        files = sorted(path.name for path in (tmp_path / name).iterdir())
-        assert files == [".lock", "checkpoint-8", "curve.csv"]
+        assert names(tmp_path / name) == FINISHED
         assert_curve_of_one_process(tmp_path / name)
 
 
@@ -202,11 +203,7 @@ def test_run_resumes_sharded_or_not_with_the_same_losses(folder: Path, tmp_path:
         result = start_or_resume(saved, CONFIG, sharded=True).train()
         assert result.losses == expected
         assert result.checkpoint == saved / "checkpoint-8"
-        assert sorted(path.name for path in saved.iterdir()) == [
-            ".lock",
-            "checkpoint-8",
-            "curve.csv",
-        ]
+        assert names(saved) == FINISHED
 
 
 def test_limit_of_file_sizes_leaves_the_old_checkpoint(folder: Path) -> None:

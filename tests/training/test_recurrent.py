@@ -13,7 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.recurrent import RecentBytesConfig, RecentBytesTask
-from tests.training.run_helpers import edit_config, edit_tensors, with_dropout
+from tests.training.run_helpers import (
+    assert_same_weights,
+    edit_config,
+    edit_tensors,
+    overflow_gradients,
+    weights_of,
+    with_dropout,
+)
 from transformer_kernels.models import GeneratorConfig, TransformerXLConfig
 from transformer_kernels.training import (
     TASKS,
@@ -164,8 +171,7 @@ def test_resume_continues_exactly(
     resumed.restore(checkpoint)
     assert [resumed.step() for _ in range(6)] == expected
     assert lists(resumed.states) == lists(whole.states)
-    for name, weight in whole.model.state_dict().items():
-        assert torch.equal(resumed.model.state_dict()[name], weight), name
+    assert_same_weights(resumed.model, whole.model)
 
 
 def test_states_affect_the_losses(config: TrainConfig, data: ByteLanes) -> None:
@@ -247,20 +253,19 @@ def test_skipped_update_advances_the_states(
     config: TrainConfig, data: ByteLanes, corpus: Corpus
 ) -> None:
     trainer = Trainer(replace(config, precision="float16"), data)
-    trainer.model.get_parameter("logits.weight").register_hook(lambda gradient: gradient / 0.0)
-    before = copy.deepcopy(trainer.model.state_dict())
+    overflow_gradients(trainer)
+    before = weights_of(trainer)
     for _ in range(2):
         trainer.step()
     assert torch.equal(trainer.states[0][0], recent(corpus, [0, 1, 2], 2 * CONTEXT))
-    for name, weight in trainer.model.state_dict().items():
-        assert torch.equal(weight, before[name]), name
+    assert_same_weights(trainer.model, before)
 
 
 def test_failed_step_leaves_the_states_unchanged(config: TrainConfig, data: ByteLanes) -> None:
     trainer = Trainer(config, data)
     trainer.step()
     before = copy.deepcopy(trainer.states)
-    trainer.model.get_parameter("logits.weight").register_hook(lambda gradient: gradient / 0.0)
+    overflow_gradients(trainer)
     with pytest.raises(FloatingPointError):
         trainer.step()
     assert lists(trainer.states) == lists(before)
@@ -329,12 +334,11 @@ def test_damaged_states_are_named(
     folder = write_checkpoint(tmp_path, *trainer.state(), ())
     edit_tensors(folder, {"states.0": state})
     other = Trainer(config, data)
-    before = copy.deepcopy(other.model.state_dict())
+    before = weights_of(other)
     with pytest.raises(CheckpointError, match=message):
         other.restore(Checkpoint.open(folder))
     assert (other.steps_done, other.states) == (0, [(), ()])
-    for name, weight in other.model.state_dict().items():
-        assert torch.equal(weight, before[name]), name
+    assert_same_weights(other.model, before)
 
 
 def test_states_at_the_end_of_the_lanes_must_be_empty(

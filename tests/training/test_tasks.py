@@ -11,6 +11,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from tests.training.run_helpers import assert_same_weights, without_times
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.models import (
     BertConfig,
@@ -30,7 +31,6 @@ from transformer_kernels.training import (
     PRESETS,
     TASKS,
     ByteLanes,
-    CurveRow,
     Dataset,
     Schedule,
     Task,
@@ -187,10 +187,6 @@ def test_accumulation_of_a_padded_batch_gives_the_same_losses(task: Task, folder
     assert accumulated.losses == pytest.approx(whole.losses, rel=1e-9)
 
 
-def without_times(rows: list[CurveRow]) -> list[CurveRow]:
-    return [row._replace(seconds=0.0, tokens_per_s=0.0) for row in rows]
-
-
 @pytest.mark.quick
 @every_task
 def test_resume_reloads_the_data_and_continues_exactly(
@@ -203,8 +199,7 @@ def test_resume_reloads_the_data_and_continues_exactly(
     trained = load_model(tmp_path, task.kind)
     assert trained.task == whole.config.task == task.fitted(data)
     assert trained.extra == task.extra(data)
-    for name, weight in whole.model.state_dict().items():
-        assert torch.equal(trained.model.state_dict()[name], weight), name
+    assert_same_weights(trained.model, whole.model)
 
 
 @every_task

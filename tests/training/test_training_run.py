@@ -10,7 +10,16 @@ from typing import get_args
 import pytest
 import torch
 
-from tests.training.run_helpers import default_dtype, with_dropout, without_times
+from tests.training.run_helpers import (
+    FINISHED,
+    assert_same_weights,
+    default_dtype,
+    names,
+    overflow_gradients,
+    weights_of,
+    with_dropout,
+    without_times,
+)
 from transformer_kernels.nn import AttnImplementation, MultiHeadAttention
 from transformer_kernels.training import (
     ByteWindows,
@@ -97,8 +106,7 @@ def test_stopped_run_resumes_exactly(
 
     assert without_times(resumed.rows) == without_times(whole.rows)
     assert read_curve(tmp_path / "curve.csv") == resumed.rows
-    for name, weight in whole.model.state_dict().items():
-        assert torch.equal(resumed.model.state_dict()[name], weight), name
+    assert_same_weights(resumed.model, whole.model)
 
 
 def test_aborted_run_resumes_from_its_last_checkpoint(
@@ -182,7 +190,7 @@ def test_folder_with_a_run_is_not_overwritten(
     (tmp_path / name).write_bytes(b"precious")
     with pytest.raises(FileExistsError, match="already holds a run"):
         train(config, data, out=tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {".lock", name}
+    assert names(tmp_path) == {".lock", name}
     assert (tmp_path / name).read_bytes() == b"precious"
 
 
@@ -217,13 +225,12 @@ def test_nonfinite_validation_loss_is_not_saved(
 
 def test_nonfinite_gradient_leaves_the_model_unchanged(config: TrainConfig, data: Dataset) -> None:
     trainer = Trainer(config, data)
-    before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
-    trainer.model.get_parameter("logits.weight").register_hook(lambda gradient: gradient / 0.0)
+    before = weights_of(trainer)
+    overflow_gradients(trainer)
     with pytest.raises(FloatingPointError, match=r"the gradient's norm is (inf|nan) after step 0"):
         trainer.step()
     assert trainer.steps_done == 0
-    for name, weight in trainer.model.state_dict().items():
-        assert torch.equal(weight, before[name]), name
+    assert_same_weights(trainer.model, before)
 
 
 def test_validation_does_not_affect_training(config: TrainConfig, data: Dataset) -> None:
@@ -284,11 +291,7 @@ def test_a_second_run_in_the_same_folder_is_refused(
     with pytest.raises(BlockingIOError, match="another process is training in this folder"):
         run.train()
     resumed.train()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        ".lock",
-        "checkpoint-8",
-        "curve.csv",
-    ]
+    assert names(tmp_path) == FINISHED
 
 
 def test_failed_run_releases_the_folder(config: TrainConfig, data: Dataset, tmp_path: Path) -> None:
@@ -312,7 +315,7 @@ def test_other_processes_of_a_run_do_not_lock(
     main = TrainingRun.start(config, data, out=tmp_path)
     other = TrainingRun.start(config, data, out=tmp_path, distributed=DistributedContext(1, 1))
     other.train()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "curve.csv"]
+    assert names(tmp_path) == {".lock", "curve.csv"}
     assert main.train().checkpoint == tmp_path / "checkpoint-8"
 
 
@@ -324,11 +327,7 @@ def test_leftovers_of_a_killed_process_are_removed_at_the_next_start(
         (tmp_path / name).mkdir()
         (tmp_path / name / "curve.csv").touch()
     resume(tmp_path, data=data)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        ".lock",
-        "checkpoint-8",
-        "curve.csv",
-    ]
+    assert names(tmp_path) == FINISHED
 
 
 def test_model_beyond_any_memory_is_an_error_of_torch(config: TrainConfig, data: Dataset) -> None:
