@@ -40,6 +40,27 @@ from transformer_kernels.training.tasks import GPT2Task
 SHARD = "shard-00001-model-00001-of-00001.safetensors"
 
 
+FINISHED = {".lock", "checkpoint-8", "curve.csv"}
+"""Files of a run of eight steps"""
+
+CONTEXT = 24
+CORPUS = corpus_from_bytes(b"the quick brown fox jumps over the lazy dog. " * 40, "a fox")
+LONG = corpus_from_bytes(b"the quick brown fox jumps over the lazy dog. " * 80, "a fox")
+SIZES: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "context": CONTEXT}
+
+GENERATOR = TrainConfig(
+    task=GeneratorTask(model=GeneratorConfig(**SIZES)),
+    steps=8,
+    batch=5,
+    schedule=Schedule(peak=1e-2, warmup=2),
+    eval_every=4,
+    eval_batches=3,
+)
+GPT2 = replace(GENERATOR, task=GPT2Task(model=GPT2Config(**SIZES, vocabulary=256, dropout=0.0)))
+RUN = replace(GPT2, batch=6)
+"""Stopped and resumed on other processes."""
+
+
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
@@ -79,10 +100,6 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-FINISHED = {".lock", "checkpoint-8", "curve.csv"}
-"""Files of a run of eight steps"""
-
-
 def put(folder: Path, name: str, content: bytes) -> None:
     """Replaces a file, and its checksum in the list of files."""
     (folder / name).write_bytes(content)
@@ -112,24 +129,6 @@ def edit_tensors(
         places.setdefault(key, {"saved_offsets": [0] * x.dim()})
     places |= {key: {"saved_offsets": at} for key, at in (offsets or {}).items()}
     put(folder, name, save(tensors, {"DCP_SHARDING_INFO": json.dumps(places)}))
-
-
-CONTEXT = 24
-CORPUS = corpus_from_bytes(b"the quick brown fox jumps over the lazy dog. " * 40, "a fox")
-LONG = corpus_from_bytes(b"the quick brown fox jumps over the lazy dog. " * 80, "a fox")
-SIZES: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "context": CONTEXT}
-
-GENERATOR = TrainConfig(
-    task=GeneratorTask(model=GeneratorConfig(**SIZES)),
-    steps=8,
-    batch=5,
-    schedule=Schedule(peak=1e-2, warmup=2),
-    eval_every=4,
-    eval_batches=3,
-)
-GPT2 = replace(GENERATOR, task=GPT2Task(model=GPT2Config(**SIZES, vocabulary=256, dropout=0.0)))
-RUN = replace(GPT2, batch=6)
-"""Stopped and resumed on other processes."""
 
 
 def data_of(config: TrainConfig) -> Dataset:

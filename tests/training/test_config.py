@@ -22,24 +22,18 @@ from transformer_kernels.training import (
     progress_bar,
     read_curve,
 )
-from transformer_kernels.training.config import Decay
 from transformer_kernels.training.curves import append_to_curve, rewrite_curve
 from transformer_kernels.training.tasks import config_from_dict
 
 
-def test_generator_presets_match_the_model_sizes() -> None:
+def test_generator_presets_match_their_sources() -> None:
     assert {name: preset.task.model for name, preset in PRESETS["generator"].items()} == SIZES
-
-
-def test_nanogpt_cpu_preset_matches_nanogpt() -> None:
     preset = PRESETS["generator"]["nanogpt-cpu"]
     assert (preset.batch, preset.steps, preset.task.model.dropout) == (12, 2000, 0.0)
     assert preset.schedule.learning_rate(99, 2000) == 1e-3
     assert preset.schedule.learning_rate(1999, 2000) == pytest.approx(1e-4)
     assert (preset.clip, preset.weight_decay, preset.betas) == (1.0, 0.1, (0.9, 0.99))
 
-
-def test_seed_preset_has_the_batch_and_steps_of_its_source() -> None:
     assert (PRESETS["generator"]["seed"].batch, PRESETS["generator"]["seed"].steps) == (32, 170_000)
 
 
@@ -95,13 +89,6 @@ def test_optional_field_of_a_checkpoint_is_none_or_of_its_type() -> None:
         config_from_dict(fields)
 
 
-def test_transformer_xl_reads_bytes() -> None:
-    fields = PRESETS["transformer-xl"]["demo"].to_dict()
-    fields["task"]["model"]["vocabulary"] = 100
-    with pytest.raises(ValueError, match="at least 256, the number of bytes, got 100"):
-        config_from_dict(fields)
-
-
 def test_enwik8_preset_matches_its_source() -> None:
     """kimiyoung/transformer-xl, pytorch/run_enwik8_base.sh."""
     preset = PRESETS["transformer-xl"]["enwik8-base"]
@@ -124,12 +111,6 @@ def test_absent_fields_of_a_checkpoint_are_named(config: TrainConfig) -> None:
             part[name] = value
 
 
-@pytest.mark.parametrize("decay", ["cosine", "inverse_sqrt"])
-def test_step_zero_has_a_nonzero_rate(decay: Decay) -> None:
-    schedule = Schedule(decay=decay, peak=1.0, warmup=10)
-    assert schedule.learning_rate(0, 100) == pytest.approx(0.1)
-
-
 def test_inverse_sqrt_is_the_papers_schedule() -> None:
     width, warmup = 512, 4000
     schedule = Schedule(
@@ -150,15 +131,12 @@ def test_cosine_rises_to_the_peak_and_falls_to_the_final_share() -> None:
     assert all(later < earlier for earlier, later in pairwise(rates[9:]))
 
 
-def test_warm_up_longer_than_the_run_is_a_linear_ramp() -> None:
+def test_warm_up_may_be_longer_than_the_run_or_absent() -> None:
     assert Schedule(peak=1.0, warmup=100).learning_rate(9, 10) == pytest.approx(0.1)
-
-
-def test_without_warm_up_the_first_rate_is_close_to_the_peak() -> None:
     assert Schedule(peak=1.0, warmup=0).learning_rate(0, 1000) == pytest.approx(1.0, abs=1e-4)
 
 
-@pytest.mark.parametrize("step", [-1, 10])
+@each("step", [-1, 10])
 def test_step_outside_the_run_is_named(step: int) -> None:
     with pytest.raises(ValueError, match=f"step must be between 0 and 9, got {step}"):
         Schedule().learning_rate(step, 10)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.tiers import each
 from transformer_kernels.training.data import (
     CLASS,
     IGNORE_INDEX,
@@ -51,6 +52,8 @@ def test_the_last_tenth_is_held_out() -> None:
     assert bytes(corpus.train.tolist() + corpus.validation.tolist()) == text
     assert corpus.digest == hashlib.sha256(text).hexdigest()
     assert corpus.source is None
+    assert bytes_of(corpus.train) + bytes_of(corpus.validation) == text
+    assert bytes_of(torch.empty(0, dtype=torch.uint8)) == b""
 
 
 def test_file_is_read_as_raw_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +65,10 @@ def test_file_is_read_as_raw_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (corpus.name, corpus.source) == ("enwik8", str(tmp_path / "enwik8"))
 
 
-def test_unreadable_file_is_an_oserror(tmp_path: Path) -> None:
+def test_unreadable_or_empty_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "enwik8").touch()
+    with pytest.raises(ValueError, match="enwik8 is empty: expected a text to train on"):
+        load_corpus(tmp_path / "enwik8")
     with pytest.raises(FileNotFoundError, match="nothing-here"):
         load_corpus(tmp_path / "nothing-here")
     with pytest.raises(IsADirectoryError):
@@ -89,30 +95,13 @@ def test_tests_and_installed_packages_are_excluded(
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{name};")
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path / "empty"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="specify a text file instead"):
+        standard_library_text()
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
     assert standard_library_text() == b"a/z.py;b.py;c.py;"
     assert standard_library_text(9) == b"a/z.py;b."
-
-
-def test_python_without_sources_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="specify a text file instead"):
-        standard_library_text()
-
-
-def test_empty_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "enwik8").touch()
-    with pytest.raises(ValueError, match="enwik8 is empty: expected a text to train on"):
-        load_corpus(tmp_path / "enwik8")
-
-
-def test_bytes_of_inverts_the_tensor_conversion() -> None:
-    text = bytes(range(256)) * 2
-    corpus = corpus_from_bytes(text, "bytes")
-    assert bytes_of(corpus.train) + bytes_of(corpus.validation) == text
-    assert bytes_of(torch.empty(0, dtype=torch.uint8)) == b""
 
 
 def test_windows_are_consecutive_bytes_of_the_right_part(counting: Corpus) -> None:
@@ -382,19 +371,15 @@ def test_text_of_equal_lines_is_refused() -> None:
         MaskedSentences(corpus, Tokens(special=True), 16).draw(20, torch.Generator())
 
 
-@pytest.mark.parametrize(
-    ("context", "message"),
+@each(
+    ("tokens", "context", "message"),
     [
-        (7, "context must be at least 8 for two segments and three special tokens, got 7"),
-        (0, "context must be a whole number of at least 1, got 0"),
-        (201, "lines is too short: a context of 201 needs .* the validation part has 192"),
+        (LINE_TOKENS, 7, "at least 8 for two segments and three special tokens, got 7"),
+        (LINE_TOKENS, 0, "context must be a whole number of at least 1, got 0"),
+        (LINE_TOKENS, 201, "lines is too short: a context of 201 needs .* validation part has 192"),
+        (Tokens(), 20, "tokens must have special tokens"),
     ],
 )
-def test_invalid_context_is_refused(context: int, message: str) -> None:
+def test_invalid_settings_are_refused(tokens: Tokens, context: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        MaskedSentences(LINES, LINE_TOKENS, context)
-
-
-def test_tokenizer_without_special_tokens_is_refused() -> None:
-    with pytest.raises(ValueError, match="tokens must have special tokens"):
-        MaskedSentences(LINES, Tokens(), 20)
+        MaskedSentences(LINES, tokens, context)

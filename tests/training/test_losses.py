@@ -49,7 +49,7 @@ def loss(logits: Tensor, targets: Tensor = TARGETS, smoothing: float = 0.1) -> T
     return total
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
+@each("smoothing", [0.0, 0.1, 0.9])
 def test_smoothed_loss_is_the_cross_entropy_with_the_smoothed_distribution(
     smoothing: float,
 ) -> None:
@@ -61,39 +61,10 @@ def test_smoothed_loss_is_the_cross_entropy_with_the_smoothed_distribution(
     assert_same_function(torch.autograd.grad(total, z), torch.autograd.grad(expected, z))
 
 
-def test_without_smoothing_it_equals_torch_cross_entropy() -> None:
-    z = logits()
-    expected = nn.functional.cross_entropy(
-        z.flatten(0, 1), TARGETS.flatten(), ignore_index=PAD, reduction="sum"
-    )
-    assert_same_function(loss(z, smoothing=0.0), expected)
-    assert_same_function(
-        torch.autograd.grad(loss(z, smoothing=0.0), z), torch.autograd.grad(expected, z)
-    )
-    hidden = z.detach().clone()
+def test_without_smoothing_a_logit_may_be_infinite() -> None:
+    hidden = logits().detach()
     hidden[..., 6] = -math.inf
     assert loss(hidden, smoothing=0.0).isfinite()
-
-
-def test_smoothing_mass_is_divided_by_vocabulary_size_minus_two() -> None:
-    """The gradient with respect to the logits is softmax - q, which yields q."""
-    z = logits()
-    (dz,) = torch.autograd.grad(loss(z), z)
-    q = (z.softmax(dim=-1) - dz)[TARGETS != PAD]
-    targets = TARGETS[TARGETS != PAD]
-    rows = torch.arange(COUNT)
-    assert_same_function(q.sum(dim=-1), torch.ones(COUNT).double())
-    assert_same_function(q[rows, targets], torch.full((COUNT,), 0.9, dtype=torch.float64))
-    assert q[:, PAD].abs().max() < 1e-12
-    q[rows, targets] = q[:, PAD] = 0.1 / (V - 2)
-    assert_same_function(q, torch.full((COUNT, V), 0.1 / (V - 2), dtype=torch.float64))
-
-
-def test_loss_is_the_divergence_plus_the_entropy_of_the_targets() -> None:
-    z = logits()
-    divergence = nn.functional.kl_div(z.log_softmax(dim=-1), distribution(0.1), reduction="sum")
-    entropy = -0.9 * math.log(0.9) - 0.1 * math.log(0.1 / (V - 2))
-    assert_same_function(loss(z), divergence + COUNT * entropy)
 
 
 def test_padding_is_ignored() -> None:
@@ -131,10 +102,6 @@ def test_scalar_target_is_accepted() -> None:
     one = smoothed_cross_entropy(z[0, 0], TARGETS[0, 0], smoothing=0.1, pad=PAD)
     assert_same_function(one[0], loss(z[:1, :1], TARGETS[:1, :1]))
     assert one[1] == 1
-
-
-def test_gradients_match_finite_differences() -> None:
-    assert torch.autograd.gradcheck(loss, (logits(),))
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -209,7 +176,7 @@ def test_invalid_argument_is_named(
         smoothed_cross_entropy(z, torch.tensor(targets), **({"smoothing": 0.1, "pad": 0} | options))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@each("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_cross_entropy_sum_skips_ignored_targets(dtype: torch.dtype) -> None:
     logits = torch.randn(3, 5, 7).to(dtype)
     targets = torch.randint(7, (3, 5))

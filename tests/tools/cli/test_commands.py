@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -111,7 +112,7 @@ SMALL = ["--shape", "1,2,1,8,8,16", "--seconds", "0.01", "--tolerance", "inf"]
 
 
 @pytest.fixture(autouse=True)
-def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_limits(without_memory: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limits of the machine and the probe, in less time."""
     for module in ("limits", "steadiness"):
         monkeypatch.setattr(f"transformer_kernels.bench.{module}.SIDES", {"cpu": 32})
@@ -123,7 +124,6 @@ def bench(out: Path, *words: str) -> int:
 
 
 @pytest.mark.quick
-@pytest.mark.usefixtures("without_memory")
 def test_table_rows_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "folder"
     assert bench(out, "--mask", "full", "--mask", "window:3", "--dtype", "bfloat16") == 0
@@ -140,7 +140,6 @@ def test_table_rows_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "fused (cpu)" in (out / "report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.usefixtures("without_memory")
 def test_peers_and_passes_are_chosen(tmp_path: Path) -> None:
     assert bench(tmp_path, "--against", "sdpa", "--pass", "backward", "--pass", "backward") == 0
     rows = read_rows(tmp_path / "rows.csv")
@@ -150,7 +149,6 @@ def test_peers_and_passes_are_chosen(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.usefixtures("without_memory")
 def test_shapes_of_a_model(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"n_head": 2, "n_embd": 32, "n_positions": 16}), encoding="utf-8")
@@ -164,7 +162,6 @@ def test_shapes_of_a_model(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.usefixtures("without_memory")
 def test_saved_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before, after = tmp_path / "before.json", tmp_path / "after.json"
     assert bench(tmp_path, "--save", str(before)) == 0
@@ -182,7 +179,6 @@ def test_saved_runs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "of 6 figures that both runs have" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("without_memory")
 def test_disturbed_calls_are_shown_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,7 +194,6 @@ def test_disturbed_calls_are_shown_and_named(
     assert len(read_rows(tmp_path / "rows.csv")) == 6
 
 
-@pytest.mark.usefixtures("without_memory")
 def test_failure_of_ours_is_an_exit_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -231,15 +226,11 @@ def test_failure_of_ours_is_an_exit_status(
     ],
 )
 def test_invalid_options(
-    words: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    error_line: Callable[..., str],
+) -> None:  # fmt: skip
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert bench(tmp_path, *words) == 2
-    assert message in capsys.readouterr().err
+    assert message in error_line("bench", *SMALL, "--out", tmp_path, *words)
     assert not (tmp_path / "rows.csv").exists()
 
 
@@ -281,12 +272,9 @@ def test_eager_and_fused_training_curves_agree(demo: Demo) -> None:
         assert a.train_loss == pytest.approx(b.train_loss, abs=1e-4)
 
 
-@pytest.mark.parametrize("name", ["attention.png", "training.png"])
-def test_pictures_are_written(demo: Demo, name: str) -> None:
-    assert (demo.folder / name).read_bytes().startswith(b"\x89PNG")
-
-
-def test_text_sample_is_written(demo: Demo) -> None:
+def test_pictures_and_a_text_sample_are_written(demo: Demo) -> None:
+    for name in ("attention.png", "training.png"):
+        assert (demo.folder / name).read_bytes().startswith(b"\x89PNG")
     sample = (demo.folder / "sample.txt").read_text(encoding="utf-8")
     assert sample.startswith(PROMPT.decode())
     assert len(sample) > len(PROMPT)
@@ -309,45 +297,37 @@ def test_output_ends_with_the_list_of_files(demo: Demo) -> None:
     )
 
 
-def test_output_path_below_a_file_is_a_one_line_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_unwritable_output_folder_is_a_one_line_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error_line: Callable[..., str]
 ) -> None:
     taken = tmp_path / "taken"
     taken.write_text("mine")
-    assert cli.main(["demo", "--quick", "--out", str(taken / "deeper")]) == 2
-    assert capsys.readouterr().err.startswith(f"error: --out {taken / 'deeper'} cannot be written")
+    line = error_line("demo --quick --out", taken / "deeper")
+    assert line.startswith(f"--out {taken / 'deeper'} cannot be written")
     assert taken.read_text() == "mine"
 
-
-def test_unwritable_output_folder_is_a_one_line_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     def touch(path: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     monkeypatch.setattr(Path, "touch", touch)
-    assert cli.main(["demo", "--quick", "--out", str(tmp_path)]) == 2
-    expected = f"error: --out {tmp_path} cannot be written: Permission denied\n"
-    assert capsys.readouterr().err == expected
-    assert list(tmp_path.iterdir()) == []
+    out = tmp_path / "out"
+    line = error_line("demo --quick --out", out)
+    assert line == f"--out {out} cannot be written: Permission denied"
+    assert list(out.iterdir()) == []
 
 
 @pytest.mark.parametrize("package", ["rich", "matplotlib", "tokenizers"])
 def test_missing_package_error_names_the_extra(
-    package: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error_line: Callable[..., str]
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(
         "transformer_kernels.common.optional_deps.find_spec",
         lambda name: None if name == package else find(name),
     )
-    assert cli.main(["demo", "--quick", "--out", str(tmp_path / "out")]) == 2
-    error = capsys.readouterr().err
-    assert package in error
-    assert "transformer_kernels[train]" in error
+    line = error_line("demo --quick --out", tmp_path / "out")
+    assert package in line
+    assert "transformer_kernels[train]" in line
     assert not (tmp_path / "out").exists()
 
 

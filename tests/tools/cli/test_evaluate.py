@@ -3,14 +3,13 @@ Transformer, a Reformer or a Linear Transformer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.support.threads import one_thread
 from transformer_kernels import cli
 from transformer_kernels.models import TransformerXL, TransformerXLConfig
 from transformer_kernels.training import (
@@ -31,12 +30,6 @@ TINY = (
 CONTEXT, LANES = 12, 3
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
 def run(words: str, *others: object) -> int:
     return cli.main([*words.split(), *map(str, others)])
 
@@ -44,8 +37,7 @@ def run(words: str, *others: object) -> int:
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Path:
     out = tmp_path_factory.mktemp("run")
-    with one_thread():
-        assert run(f"train transformer-xl {TINY} --memory 16 --data {text} --out", out / "xl") == 0
+    assert run(f"train transformer-xl {TINY} --memory 16 --data {text} --out", out / "xl") == 0
     return out / "xl"
 
 
@@ -112,7 +104,7 @@ def test_options_replace_those_of_the_training(
 
 
 def test_generator_is_evaluated_without_a_memory(
-    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], error_line: Callable[..., str]
 ) -> None:
     assert run(f"train generator {TINY} --data {text} --out", tmp_path / "run") == 0
     path = tmp_path / "run"
@@ -122,9 +114,8 @@ def test_generator_is_evaluated_without_a_memory(
     assert first.endswith(" bits/byte")
     assert float(first.split()[0]) < 8
     for option in ("--memory 3", "--clamp 3", "--same-length"):
-        assert run(f"evaluate {option} --checkpoint", path) == 2
-        line = f"error: {option.split()[0]} needs a checkpoint of a transformer-xl, got a generator"
-        assert capsys.readouterr().err == f"{line}\n"
+        line = f"{option.split()[0]} needs a checkpoint of a transformer-xl, got a generator"
+        assert error_line(f"evaluate {option} --checkpoint", path) == line
 
 
 def evaluated(
@@ -187,8 +178,9 @@ def test_reformer_is_evaluated_with_other_rounds_and_generates(
 
 @pytest.mark.parametrize("positions", ["learned", "decay"])
 def test_linear_transformer_reads_segments_longer_than_its_context_and_generates(
-    tmp_path: Path, text: Path, positions: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path: Path, text: Path, positions: str, capsys: pytest.CaptureFixture[str],
+    error_line: Callable[..., str],
+) -> None:  # fmt: skip
     options = f"--positions {positions} --columns 4 --hidden 20"
     assert run(f"train linear {TINY} {options} --data {text} --out", tmp_path / "run") == 0
     path = tmp_path / "run"
@@ -200,14 +192,12 @@ def test_linear_transformer_reads_segments_longer_than_its_context_and_generates
     lines = evaluated(path, "--context 50 --lanes 2", capsys, ("eager", "fused"))
     assert lines[0] == f"{expected:.3f} bits/byte"
     for command in ("evaluate", "generate"):
-        assert run(f"{command} --attn-implementation sdpa --checkpoint", path) == 2
-        assert capsys.readouterr().err == (
-            "error: attn_implementation must be one of 'eager', 'fused', got 'sdpa'\n"
-        )
+        line = error_line(f"{command} --attn-implementation sdpa --checkpoint", path)
+        assert line == "attn_implementation must be one of 'eager', 'fused', got 'sdpa'"
 
 
 def test_copies_are_evaluated_by_accuracy(
-    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], error_line: Callable[..., str]
 ) -> None:
     tiny = "--layers 1 --width 16 --heads 2 --context 12 --vocabulary 12 --chunk 4 --batch 4"
     assert run(f"train reformer-copy {tiny} --steps 3 --threads 1 --out", tmp_path / "run") == 0
@@ -223,20 +213,17 @@ def test_copies_are_evaluated_by_accuracy(
         ("--lanes 2", "generator or a transformer-xl or a sparse or a reformer or a linear"),
         ("--memory 2", "transformer-xl"),
     ):
-        assert run(f"evaluate {option} --checkpoint", path) == 2
-        name = option.split()[0]
-        assert capsys.readouterr().err == (
-            f"error: {name} needs a checkpoint of a {kinds}, got a reformer-copy\n"
-        )
+        line = f"{option.split()[0]} needs a checkpoint of a {kinds}, got a reformer-copy"
+        assert error_line(f"evaluate {option} --checkpoint", path) == line
     linear = "--layers 1 --width 16 --heads 2 --context 12 --vocabulary 12 --batch 4 --steps 3"
     assert run(f"train linear-copy {linear} --threads 1 --out", tmp_path / "linear") == 0
     capsys.readouterr()
     assert run("evaluate --examples 30 --checkpoint", tmp_path / "linear") == 0
     assert capsys.readouterr().out.endswith(f" accuracy\n{data}\n")
-    assert run("evaluate --examples 0 --checkpoint", path) == 2
-    assert "examples must be a whole number of at least 1, got 0" in capsys.readouterr().err
-    assert run(f"train reformer-copy --data {text} --out", tmp_path / "other") == 2
-    assert "draws its data at random and reads none" in capsys.readouterr().err
+    line = error_line("evaluate --examples 0 --checkpoint", path)
+    assert "examples must be a whole number of at least 1, got 0" in line
+    line = error_line(f"train reformer-copy --data {text} --out", tmp_path / "other")
+    assert "draws its data at random and reads none" in line
 
 
 def test_transformer_xl_generates_the_same_text_with_every_attention_implementation(
@@ -286,12 +273,6 @@ def test_run_has_its_name_in_files_and_messages(
     ],
 )
 def test_invalid_option_is_a_one_line_error(
-    checkpoint: Path, capsys: pytest.CaptureFixture[str], words: str, message: str
+    checkpoint: Path, error_line: Callable[..., str], words: str, message: str
 ) -> None:
-    capsys.readouterr()
-    assert run("evaluate --checkpoint", checkpoint, *words.split()) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    assert message in err
+    assert message in error_line("evaluate --checkpoint", checkpoint, *words.split())

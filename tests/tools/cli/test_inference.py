@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.support.threads import one_thread
 from transformer_kernels import cli
 from transformer_kernels.models import GeneratorConfig, TextGenerator
 from transformer_kernels.training import (
@@ -23,13 +22,10 @@ from transformer_kernels.training import (
     train,
 )
 
+ErrorLine = Callable[..., str]
+Checkpoint = Callable[[str, str], Path]
+
 TINY = "--layers 1 --width 8 --heads 2 --batch 2 --steps 4 --eval-every 2 --threads 1"
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def run(words: str, *others: object) -> int:
@@ -37,14 +33,12 @@ def run(words: str, *others: object) -> int:
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path, text: Path) -> Callable[[str, str], Path]:
+def checkpoint(tmp_path: Path) -> Checkpoint:
     """Function that trains a model of a kind with extra options, and returns its checkpoint."""
 
     def trained(kind: str, options: str) -> Path:
-        out = tmp_path / kind
-        with one_thread():
-            assert run(f"train {kind} {options} --out", out) == 0
-        return out
+        assert run(f"train {kind} {options} --out", tmp_path / kind) == 0
+        return tmp_path / kind
 
     return trained
 
@@ -61,8 +55,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TextGenerat
         eval_every=60,
     )
     text = "né à Paris, ".encode() * 60
-    with one_thread():
-        result = train(config, ByteWindows(corpus_from_bytes(text, "a line"), 16), out=out)
+    result = train(config, ByteWindows(corpus_from_bytes(text, "a line"), 16), out=out)
     assert isinstance(result.model, TextGenerator)
     return out, result.model
 
@@ -108,35 +101,24 @@ def test_seed_and_temperature_are_passed_to_the_model(
     ],
 )
 def test_generate_option_out_of_range_is_a_one_line_error(
-    trained: tuple[Path, TextGenerator],
-    capsys: pytest.CaptureFixture[str],
-    option: str,
-    value: str,
+    trained: tuple[Path, TextGenerator], error_line: ErrorLine, option: str, value: str,
     message: str,
-) -> None:
-    assert run("generate --checkpoint", trained[0], option, value) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith(f"error: {message}")
+) -> None:  # fmt: skip
+    assert error_line("generate --checkpoint", trained[0], option, value).startswith(message)
 
 
 def test_unreadable_checkpoint_is_a_one_line_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error_line: ErrorLine
 ) -> None:
     notes = tmp_path / "notes.txt"
     notes.write_text("not a checkpoint")
-    assert run("generate --checkpoint", notes) == 2
-    _, err = capsys.readouterr()
-    assert err.startswith(f"error: {notes}")
-    assert err.count("\n") == 1
+    assert error_line("generate --checkpoint", notes).startswith(str(notes))
     monkeypatch.chdir(tmp_path)  # the default is that of `train`
-    assert run("classify") == 2
-    default = Path("runs/classifier")
-    assert capsys.readouterr().err == f"error: {default}: No such file or directory\n"
+    assert error_line("classify") == f"{Path('runs/classifier')}: No such file or directory"
 
 
 def test_gpt2_generates_the_same_text_with_every_attention_implementation(
-    checkpoint: Callable[[str, str], Path],
+    checkpoint: Checkpoint,
     text: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -147,12 +129,7 @@ def test_gpt2_generates_the_same_text_with_every_attention_implementation(
     words = ["--prompt", "row your", "--length", "5", "--temperature", "0"]
     written = set()
     for attention in ("eager", "fused", "sdpa"):
-        assert (
-            cli.main(
-                ["generate", "--checkpoint", str(path), *words, "--attn-implementation", attention]
-            )
-            == 0
-        )
+        assert run(f"generate --attn-implementation {attention} --checkpoint", path, *words) == 0
         written.add(capsys.readouterr().out)
     (only,) = written
     assert only.startswith("row your")
@@ -161,7 +138,7 @@ def test_gpt2_generates_the_same_text_with_every_attention_implementation(
 
 @pytest.mark.quick
 def test_classify_prints_a_class_for_each_file(
-    checkpoint: Callable[[str, str], Path],
+    checkpoint: Checkpoint,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -189,7 +166,7 @@ def test_classify_prints_a_class_for_each_file(
 
 @pytest.mark.quick
 def test_translate_prints_a_translation_for_each_line(
-    checkpoint: Callable[[str, str], Path],
+    checkpoint: Checkpoint,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -217,7 +194,7 @@ def test_translate_prints_a_translation_for_each_line(
 
 @pytest.mark.quick
 def test_lookup_answers_a_question(
-    checkpoint: Callable[[str, str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    checkpoint: Checkpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = tmp_path / "facts.tsv"
     table.write_text("the largest ocean\tthe Pacific\nthe red planet\tMars\n")
@@ -231,61 +208,43 @@ def test_lookup_answers_a_question(
     assert "rows must be a whole number of at least 1" in capsys.readouterr().err
 
 
-def test_text_that_is_not_utf8_is_a_one_line_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_text_that_is_not_utf8_is_a_one_line_error(tmp_path: Path, error_line: ErrorLine) -> None:
     table = tmp_path / "facts.tsv"
     table.write_bytes(b"the red planet\tMars\nthe \xff planet\tPluto\n")
-    assert run("train lookup --data", table) == 2
-    assert capsys.readouterr().err == f"error: {table}, line 2, is not UTF-8: invalid start byte\n"
-    assert run("lookup --checkpoint x", "\udcff") == 2
-    assert capsys.readouterr().err == "error: question must be UTF-8 text, got '\\udcff'\n"
-    assert run("translate --checkpoint x", "\udcff") == 2
-    assert capsys.readouterr().err == "error: text must be UTF-8 text, got '\\udcff'\n"
+    not_utf8 = f"{table}, line 2, is not UTF-8: invalid start byte"
+    assert error_line("train lookup --data", table) == not_utf8
+    for command, name in (("lookup", "question"), ("translate", "text")):
+        line = error_line(f"{command} --checkpoint x", "\udcff")
+        assert line == f"{name} must be UTF-8 text, got '\\udcff'"
 
 
 def test_standard_input_that_is_not_utf8_is_a_one_line_error(
-    checkpoint: Callable[[str, str], Path],
+    checkpoint: Checkpoint,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    error_line: ErrorLine,
 ) -> None:
     """An untrained translator also generates tokens that its tokenizer does not have."""
     for name in ("train.de", "train.en", "val.de", "val.en"):
         (tmp_path / name).write_text("eins\n")
     path = checkpoint("translator", f"{TINY} --hidden 16 --context 16 --data {tmp_path}")
-    capsys.readouterr()
     assert run("translate --checkpoint", path, "eins") == 0
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ein\xffs\n"), "utf-8"))
-    capsys.readouterr()
-    assert run("translate --checkpoint", path) == 2
-    assert capsys.readouterr().err == (
-        "error: standard input must be UTF-8 text: invalid start byte\n"
-    )
-
-
-def test_bert_trains_and_validates(
-    checkpoint: Callable[[str, str], Path], text: Path, tmp_path: Path
-) -> None:
-    checkpoint("bert", f"{TINY} --vocabulary 300 --context 24 --hidden 16 --data {text}")
-    rows = read_curve(tmp_path / "bert" / "curve.csv")
-    assert [row.score is not None for row in rows] == [False, True, False, True]
+    line = error_line("translate --checkpoint", path)
+    assert line == "standard input must be UTF-8 text: invalid start byte"
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("command", ["classify", "translate x", "lookup x", "generate", "evaluate"])
 def test_checkpoint_of_another_kind_is_refused(
-    checkpoint: Callable[[str, str], Path],
-    text: Path,
-    capsys: pytest.CaptureFixture[str],
-    command: str,
+    checkpoint: Checkpoint, text: Path, tmp_path: Path, error_line: ErrorLine
 ) -> None:
+    """That of BERT, which no command uses."""
     path = checkpoint("bert", f"{TINY} --vocabulary 300 --context 24 --hidden 16 --data {text}")
-    capsys.readouterr()
-    assert run(f"{command} --checkpoint", path) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "is a checkpoint of a bert, not of a " in said
+    rows = read_curve(path / "curve.csv")
+    assert [row.score is not None for row in rows] == [False, True, False, True]
+    for command in ("classify", "translate x", "lookup x", "generate", "evaluate"):
+        line = error_line(f"{command} --checkpoint", path)
+        assert "is a checkpoint of a bert, not of a " in line
 
 
 @pytest.mark.quick
@@ -310,14 +269,8 @@ def test_checkpoint_of_another_kind_is_refused(
     ],
 )
 def test_invalid_input_is_a_one_line_error(
-    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error_line: ErrorLine
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(words) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    assert message in err
+    assert message in error_line(words)
     assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,7 @@ import errno
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from tests.support.processes import torchrun
-from tests.support.threads import one_thread
 from transformer_kernels import cli
 from transformer_kernels.cli import train
 from transformer_kernels.cli.train import add_options, given_options, with_options
@@ -142,20 +141,6 @@ def test_sizes_that_the_data_determines_are_no_options(
 TINY = "--layers 1 --width 8 --heads 2 --context 12 --batch 2 --steps 6 --eval-every 3 --threads 1"
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Restores the number of threads, which the runs below set to one."""
-    with one_thread():
-        yield
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_bytes(b"row, row, row your boat, gently down the stream\n" * 30)
-    return path
-
-
 def run(*words: object) -> int:
     return cli.main(["train", "generator", *" ".join(map(str, words)).split()])
 
@@ -164,21 +149,20 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def error_line(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    """Runs the command, checks that it fails with one line on stderr, and returns that line."""
-    capsys.readouterr()
-    assert run(*words) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    return err.removeprefix("error: ").strip()
+ErrorLine = Callable[..., str]
+
+
+@pytest.fixture
+def refused(error_line: ErrorLine) -> ErrorLine:
+    """Function that runs the command, which fails, and returns the line of its error."""
+    return lambda *words: error_line("train generator " + " ".join(map(str, words)))
 
 
 @pytest.mark.quick
 def test_run_writes_checkpoint_curve_and_picture(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: ErrorLine
 ) -> None:
+    """They are not overwritten."""
     out = tmp_path / "new" / "run"
     assert run(TINY, "--data", text, "--out", out) == 0
     assert len(read_curve(out / "curve.csv")) == 6
@@ -189,6 +173,9 @@ def test_run_writes_checkpoint_curve_and_picture(
         assert path.exists()
         assert f"  {path}\n" in printed.out
     assert "held-out loss" in printed.err
+    before = contents(out)
+    assert refused(TINY, "--data", text, "--out", out).startswith(f"{out} already holds a run")
+    assert contents(out) == before
 
 
 @pytest.mark.quick
@@ -233,65 +220,38 @@ def test_deterministic_option_is_passed_to_torch(
     assert calls == [True]
 
 
-def test_unreadable_data_is_a_one_line_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unusable_data_is_a_one_line_error(tmp_path: Path, refused: ErrorLine) -> None:
     missing = tmp_path / "missing.txt"
-    line = error_line(capsys, TINY, "--data", missing, "--out", tmp_path / "run")
+    line = refused(TINY, "--data", missing, "--out", tmp_path / "run")
     assert line == f"{missing}: No such file or directory"
-    assert "Is a directory" in error_line(
-        capsys, TINY, "--data", tmp_path, "--out", tmp_path / "run"
-    )
-    assert not (tmp_path / "run").exists()
-
-
-def test_text_shorter_than_the_context_is_a_one_line_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    assert "Is a directory" in refused(TINY, "--data", tmp_path, "--out", tmp_path / "run")
     short = tmp_path / "short.txt"
     short.write_text("too short")
-    line = error_line(capsys, TINY, "--data", short, "--out", tmp_path / "run")
+    line = refused(TINY, "--data", short, "--out", tmp_path / "run")
     assert f"{short} is too short: a context of 12 needs 13 bytes" in line
     assert not (tmp_path / "run").exists()
 
 
 def test_unwritable_output_folder_is_a_one_line_error(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: Path, tmp_path: Path, refused: ErrorLine
 ) -> None:
     below_a_file = text / "run"
-    line = error_line(capsys, TINY, "--data", text, "--out", below_a_file)
+    line = refused(TINY, "--data", text, "--out", below_a_file)
     assert line == f"{below_a_file}: Not a directory"
-    assert "File exists" in error_line(capsys, TINY, "--data", text, "--out", text)
-
-
-def test_folder_with_a_run_is_not_overwritten(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "run"
-    assert run(TINY, "--data", text, "--out", out) == 0
-    before = contents(out)
-    line = error_line(capsys, TINY, "--data", text, "--out", out)
-    assert line.startswith(f"{out} already holds a run")
-    assert contents(out) == before
+    assert "File exists" in refused(TINY, "--data", text, "--out", text)
 
 
 def test_settings_cannot_be_changed_on_resume(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: Path, tmp_path: Path, refused: ErrorLine
 ) -> None:
     out = tmp_path / "run"
     assert run(TINY, "--data", text, "--out", out) == 0
-    for option in (
-        "--steps 9",
-        "--lr 0.1",
-        "--eval-every 2",
-        "--attn-implementation eager",
-        "--out x",
-    ):
-        line = error_line(capsys, option, "--resume", out)
+    for option in ("--steps 9", "--lr 0.1", "--attn-implementation eager", "--out x"):
+        line = refused(option, "--resume", out)
         assert line.startswith(f"{option.split()[0]} cannot be given with --resume")
     other = tmp_path / "other.txt"
     other.write_bytes(bytes(2000))
-    line = error_line(capsys, "--data", other, "--resume", out)
+    line = refused("--data", other, "--resume", out)
     assert "was trained on other data" in line
 
 
@@ -312,9 +272,9 @@ def test_settings_cannot_be_changed_on_resume(
     ],
 )
 def test_option_out_of_range_is_a_one_line_error(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, message: str
+    text: Path, tmp_path: Path, refused: ErrorLine, option: str, message: str
 ) -> None:
-    line = error_line(capsys, TINY, option, "--data", text, "--out", tmp_path / "run")
+    line = refused(TINY, option, "--data", text, "--out", tmp_path / "run")
     assert message in line
     assert not (tmp_path / "run").exists()
 
@@ -352,28 +312,26 @@ def test_defects_are_not_hidden(
 
 
 def test_model_too_large_for_the_machine_is_a_one_line_error(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: Path, tmp_path: Path, refused: ErrorLine
 ) -> None:
     words = f"{TINY} --width 1000000000000"
-    assert error_line(capsys, words, "--data", text, "--out", tmp_path / "run")
+    assert refused(words, "--data", text, "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_invalid_checkpoint_is_not_resumed(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert str(text) in error_line(capsys, "--resume", text)
+def test_invalid_checkpoint_is_not_resumed(text: Path, tmp_path: Path, refused: ErrorLine) -> None:
+    assert str(text) in refused("--resume", text)
     missing = tmp_path / "missing"
-    assert error_line(capsys, "--resume", missing) == f"{missing}: No such file or directory"
+    assert refused("--resume", missing) == f"{missing}: No such file or directory"
 
 
 @pytest.mark.parametrize("option", ["--context-parallel 2", "--shard"])
 def test_division_needs_torchrun(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+    text: Path, tmp_path: Path, refused: ErrorLine, option: str
 ) -> None:
-    line = error_line(capsys, TINY, option, "--data", text, "--out", tmp_path / "run")
+    line = refused(TINY, option, "--data", text, "--out", tmp_path / "run")
     assert "torchrun --nproc-per-node N -m transformer_kernels train" in line
-    assert line == error_line(capsys, option, "--resume", tmp_path / "run")
+    assert line == refused(option, "--resume", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -421,10 +379,10 @@ def test_processes_divide_a_run_resume_it_and_generate(text: Path, tmp_path: Pat
 
 
 def test_missing_package_error_names_the_extra(
-    text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    text: Path, monkeypatch: pytest.MonkeyPatch, refused: ErrorLine
 ) -> None:
     monkeypatch.setattr("transformer_kernels.common.optional_deps.find_spec", lambda _: None)
-    assert "pip install transformer_kernels[train]" in error_line(capsys, TINY, "--data", text)
+    assert "pip install transformer_kernels[train]" in refused(TINY, "--data", text)
 
 
 def test_exit_status_of_a_new_process(tmp_path: Path) -> None:
