@@ -38,11 +38,8 @@ def letters() -> LabelledTexts:
     return label_texts(
         [[b"a" * (i % 7 + 1) for i in range(300)], [b"b"], [b"cc", b"c"]],
         [[b"A" * (i + 1) for i in range(9)], [b"B"] * 3, [b"C"] * 9],
-        classes=("a", "b", "c"),
-        tokens=Tokens(),
-        longest=5,
-        name="letters",
-    )
+        classes=("a", "b", "c"), tokens=Tokens(), longest=5, name="letters",
+    )  # fmt: skip
 
 
 def test_texts_match_their_labels(letters: LabelledTexts) -> None:
@@ -151,14 +148,14 @@ def snippets() -> LabelledTexts:
     return load_snippets(256)
 
 
-def sources(folder: Path, module: str) -> list[Path]:
-    alone = folder / f"{module}.py"
-    return [alone] if alone.is_file() else list(python_files(folder / module))
-
-
-def texts(dataset: LabelledTexts, part: str, label: int) -> list[bytes]:
-    rows = getattr(dataset, part)[label]
-    return [dataset.tokens.decode(rows[number]) for number in range(len(rows))]
+@pytest.fixture(scope="module")
+def texts(snippets: LabelledTexts) -> dict[str, list[list[bytes]]]:
+    """Training and held-out snippets of each class."""
+    decode = snippets.tokens.decode
+    return {
+        name: [[decode(rows[n]) for n in range(len(rows))] for rows in parts]
+        for name, *parts in zip(SNIPPET_CLASSES, snippets.train, snippets.validation, strict=True)
+    }
 
 
 def test_every_class_has_enough_text_of_different_lengths(snippets: LabelledTexts) -> None:
@@ -172,40 +169,30 @@ def test_every_class_has_enough_text_of_different_lengths(snippets: LabelledText
     assert 220 < lengths.max() <= 256
 
 
-def test_no_file_is_in_training_and_validation(snippets: LabelledTexts) -> None:
+def test_no_snippet_and_no_file_is_in_training_and_validation(
+    texts: dict[str, list[list[bytes]]],
+) -> None:
     """Long lines that occur in a single file occur in snippets of one part only."""
     folder = Path(sysconfig.get_path("stdlib"))
-    for label, name in enumerate(SNIPPET_CLASSES):
-        parts = [
-            {line for text in texts(snippets, part, label) for line in text.splitlines()}
-            for part in ("train", "validation")
-        ]
-        lines: Counter[bytes] = Counter()
-        files = [
-            path.read_bytes()
-            for module in SNIPPET_CLASSES[name]
-            for path in sources(folder, module)
-        ]
+    for name, modules in SNIPPET_CLASSES.items():
+        assert not set(texts[name][0]) & set(texts[name][1])
+        parts = [{line for text in part for line in text.splitlines()} for part in texts[name]]
+        paths: list[Path] = []
+        for path in (folder / f"{module}.py" for module in modules):
+            paths += [path] if path.is_file() else python_files(path.with_suffix(""))
+        files = [{x for x in path.read_bytes().splitlines() if len(x) > 50} for path in paths]
+        count = Counter(line for file in files for line in file)
         for file in files:
-            lines.update({line for line in file.splitlines() if len(line) > 50})
-        for file in files:
-            own = {line for line in file.splitlines() if lines[line] == 1}
+            own = {line for line in file if count[line] == 1}
             assert not (own & parts[0] and own & parts[1]), name
 
 
-def test_no_snippet_is_in_training_and_validation(snippets: LabelledTexts) -> None:
-    for label in range(len(SNIPPET_CLASSES)):
-        trained, held_out = (set(texts(snippets, part, label)) for part in ("train", "validation"))
-        assert not trained & held_out
-
-
-def test_imports_and_module_names_are_removed(snippets: LabelledTexts) -> None:
-    for label, modules in enumerate(SNIPPET_CLASSES.values()):
+def test_imports_and_module_names_are_removed(texts: dict[str, list[list[bytes]]]) -> None:
+    for name, modules in SNIPPET_CLASSES.items():
         named = re.compile(rb"\b(" + b"|".join(m.encode() for m in modules) + rb")\b", re.I)
-        for part in ("train", "validation"):
-            for text in texts(snippets, part, label):
-                assert not named.search(text)
-                assert not re.search(rb"^\s*(import|from)\b", text, re.M)
+        for text in (text for part in texts[name] for text in part):
+            assert not named.search(text)
+            assert not re.search(rb"^\s*(import|from)\b", text, re.M)
 
 
 def test_source_is_cut_at_line_ends() -> None:
@@ -233,16 +220,13 @@ def test_snippets_with_a_byte_pair_tokenizer(monkeypatch: pytest.MonkeyPatch) ->
     assert dataset.draw(50, torch.Generator())["tokens"].max() >= 256
 
 
-def test_too_short_context_is_refused() -> None:
+def test_too_short_context_and_python_without_sources_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ValueError, match="context must be at least 64 for lines of source, got 63"):
         load_snippets(63)
     with pytest.raises(ValueError, match="context must be a whole number of at least 1, got 0"):
         load_snippets(0)
-
-
-def test_python_without_sources_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
     refused = r"the class archives needs at least two source files in .*, got 0"
     with pytest.raises(FileNotFoundError, match=refused):
@@ -288,21 +272,18 @@ def test_table_is_read(tmp_path: Path) -> None:
     assert facts.digest != FACTS.digest
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_invalid_table_is_named(tmp_path: Path) -> None:
+    table = tmp_path / "facts.tsv"
+    with pytest.raises(FileNotFoundError):
+        load_facts(table)
+    for text, message in (
         ("", "must have at least one fact, got none"),
         ("a\tb\nno tab\n", "line 2 of .* must have a tab between key and value"),
         ("?!\tb\n", r"every key in .* must have a word, got '\?!'"),
-    ],
-)
-def test_invalid_table_is_named(tmp_path: Path, text: str, message: str) -> None:
-    table = tmp_path / "facts.tsv"
-    table.write_text(text)
-    with pytest.raises(ValueError, match=message):
-        load_facts(table)
-    with pytest.raises(FileNotFoundError):
-        load_facts(tmp_path / "none.tsv")
+    ):
+        table.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            load_facts(table)
 
 
 def test_default_facts_are_the_modules_of_the_standard_library() -> None:

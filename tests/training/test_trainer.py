@@ -157,12 +157,6 @@ def test_batch_smaller_than_the_number_of_micro_batches_is_refused(
         Trainer(replace(config, accumulate=2), data, distributed)
 
 
-def test_shards_cover_a_batch_that_does_not_divide() -> None:
-    batch = {"tokens": torch.arange(5)}
-    assert DistributedContext(0, 2).shard(batch)["tokens"].tolist() == [0, 2, 4]
-    assert DistributedContext(1, 2).shard(batch)["tokens"].tolist() == [1, 3]
-
-
 def train_with_processes(count: int, kind: str, *words: str) -> subprocess.CompletedProcess[str]:
     return torchrun(count, "-m", "transformer_kernels", "train", kind, *words)
 

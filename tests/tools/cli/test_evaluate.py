@@ -3,7 +3,7 @@ Transformer, a Reformer or a Linear Transformer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -118,11 +118,11 @@ def test_generator_is_evaluated_without_a_memory(
         assert error_line(f"evaluate {option} --checkpoint", path) == line
 
 
+ALL = ("eager", "fused", "sdpa")
+
+
 def evaluated(
-    path: Path,
-    words: str,
-    capsys: pytest.CaptureFixture[str],
-    implementations: tuple[str, ...] = ("eager", "fused", "sdpa"),
+    path: Path, words: str, capsys: pytest.CaptureFixture[str], implementations: Sequence[str] = ALL
 ) -> list[str]:
     """Lines that `evaluate` prints. Every attention implementation prints the same, and writes the
     same text."""
@@ -138,21 +138,6 @@ def evaluated(
         printed.add((lines, text))
     ((lines, _),) = printed
     return lines.splitlines()
-
-
-def test_sparse_transformer_reads_segments_longer_than_its_context_and_generates(
-    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = "--pattern fixed --stride 4 --summaries 1 --subblocks 2 --combination split --heads 4"
-    assert run(f"train sparse {TINY} {options} --data {text} --out", tmp_path / "run") == 0
-    path = tmp_path / "run"
-    assert f"evaluate --checkpoint {path}" in capsys.readouterr().out
-    data = ByteLanes(load_corpus(text), 50)
-    trained = load_model(path)
-    expected = evaluate(trained.task, trained.model, data, lanes=2).score
-    lines = evaluated(path, "--context 50 --lanes 2", capsys)
-    assert lines[0] == f"{expected:.3f} bits/byte"
-    assert lines[1].endswith("segments of 50")
 
 
 @pytest.mark.quick
@@ -176,24 +161,33 @@ def test_reformer_is_evaluated_with_other_rounds_and_generates(
     ]
 
 
-@pytest.mark.parametrize("positions", ["learned", "decay"])
-def test_linear_transformer_reads_segments_longer_than_its_context_and_generates(
-    tmp_path: Path, text: Path, positions: str, capsys: pytest.CaptureFixture[str],
-    error_line: Callable[..., str],
+@pytest.mark.parametrize(
+    ("kind", "options", "implementations"),
+    [
+        ("sparse", "--pattern fixed --stride 4 --summaries 1 --subblocks 2 --combination split "
+         "--heads 4", ALL),
+        ("linear", "--positions learned --columns 4 --hidden 20", ALL[:2]),
+        ("linear", "--positions decay --columns 4 --hidden 20", ALL[:2]),
+    ],
+)  # fmt: skip
+def test_segments_may_be_longer_than_the_context(
+    tmp_path: Path, text: Path, kind: str, options: str, implementations: Sequence[str],
+    capsys: pytest.CaptureFixture[str], error_line: Callable[..., str],
 ) -> None:  # fmt: skip
-    options = f"--positions {positions} --columns 4 --hidden 20"
-    assert run(f"train linear {TINY} {options} --data {text} --out", tmp_path / "run") == 0
     path = tmp_path / "run"
+    assert run(f"train {kind} {TINY} {options} --data {text} --out", path) == 0
     assert f"evaluate --checkpoint {path}" in capsys.readouterr().out
-    data = ByteLanes(load_corpus(text), 50)
     trained = load_model(path)
-    assert trained.task.model.positions == positions
+    assert getattr(trained.task.model, "positions", "") in options
+    data = ByteLanes(load_corpus(text), 50)
     expected = evaluate(trained.task, trained.model, data, lanes=2).score
-    lines = evaluated(path, "--context 50 --lanes 2", capsys, ("eager", "fused"))
+    lines = evaluated(path, "--context 50 --lanes 2", capsys, implementations)
     assert lines[0] == f"{expected:.3f} bits/byte"
-    for command in ("evaluate", "generate"):
-        line = error_line(f"{command} --attn-implementation sdpa --checkpoint", path)
-        assert line == "attn_implementation must be one of 'eager', 'fused', got 'sdpa'"
+    assert lines[1].endswith("segments of 50")
+    if implementations != ALL:
+        for command in ("evaluate", "generate"):
+            line = error_line(f"{command} --attn-implementation sdpa --checkpoint", path)
+            assert line == "attn_implementation must be one of 'eager', 'fused', got 'sdpa'"
 
 
 def test_copies_are_evaluated_by_accuracy(
