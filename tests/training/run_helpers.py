@@ -93,7 +93,8 @@ def weights_of(trainer: Trainer) -> dict[str, Tensor]:
 def overflow_gradients(trainer: Trainer) -> RemovableHandle:
     """Makes the gradient of the output layer infinite or NaN."""
     weight = trainer.model.get_parameter("logits.weight")
-    return weight.register_hook(lambda gradient: gradient / 0.0)
+    handle: RemovableHandle = weight.register_hook(lambda gradient: gradient / 0.0)
+    return handle
 
 
 def names(folder: Path) -> set[str]:
