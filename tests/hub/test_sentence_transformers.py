@@ -13,8 +13,8 @@ import torch
 
 from benchmarks.runner.checks import Sizes
 from benchmarks.runner.run import Comparison, Run
-from tests.bench.example import PROVENANCE
 from tests.integrations.huggingface.tiny_models import transformers
+from tests.tools.bench.example import PROVENANCE
 from transformer_kernels.bench import Budget, Row
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}

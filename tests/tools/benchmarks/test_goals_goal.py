@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.goals.goal import Goal
-from tests.bench.example import row
+from tests.tools.bench.example import row
 from transformer_kernels.bench import Row
 
 OVER_SDPA = Goal(name="", over={"variant": "sdpa"}, under={"variant": "cpu"}, least=2.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.bench.comparison.example import CALL, comparison
+from tests.tools.bench.comparison_example import CALL, comparison
 from transformer_kernels.bench.comparison.report import (
     blocks,
     charts,

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.bench.comparison.example import CALL
-from tests.bench.example import PROVENANCE
+from tests.tools.bench.comparison_example import CALL
+from tests.tools.bench.example import PROVENANCE
 from transformer_kernels.bench import Attend, Budget, Case, Variant, usable_variants
 from transformer_kernels.bench.comparison import calls, run
 from transformer_kernels.bench.comparison.calls import Call, Shape

@@ -34,8 +34,8 @@ from benchmarks.suites import (
     training,
 )
 from benchmarks.suites import distributed as divided
-from tests.bench.example import PROVENANCE
 from tests.support.isas import ISAS
+from tests.tools.bench.example import PROVENANCE
 from transformer_kernels import attention as fused
 from transformer_kernels import linear_attention
 from transformer_kernels.bench import Budget, Case, Row, usable_variants

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.example import row
+from tests.tools.bench.example import row
 from transformer_kernels.bench import Direction, Row
 from transformer_kernels.bench.pictures import plot_by_length, plot_by_visible
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.runner import run as runner
 from benchmarks.runner.run import Comparison, Measurement, Run
-from tests.bench.example import PROVENANCE, row
+from tests.tools.bench.example import PROVENANCE, row
 from transformer_kernels.bench import Budget, Row, read_rows
 from transformer_kernels.bench.steadiness import Speed
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.bench.example import row
+from tests.tools.bench.example import row
 from transformer_kernels.bench.limits import Limits, measure_limits, memory_rate, product_rate
 
 LIMITS = Limits(tflops=2.0, gbytes_s=100.0)

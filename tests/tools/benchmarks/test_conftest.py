@@ -19,7 +19,7 @@ from benchmarks.conftest import pytest_collection_modifyitems, pytest_exception_
 from benchmarks.gpu_cases import causal
 from benchmarks.runner.record import ROOT
 from benchmarks.runner.run import Comparison
-from tests.bench.example import row
+from tests.tools.bench.example import row
 from transformer_kernels.bench import Row, read_rows, write_rows
 from transformer_kernels.bench.rows import COLUMNS
 from transformer_kernels.bench.trial import DeviceLostError

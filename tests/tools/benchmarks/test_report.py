@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.report.device import Entry, entries, report, write_report
-from tests.bench.example import row
+from tests.tools.bench.example import row
 from transformer_kernels.bench import Row, write_rows
 
 TIMES = {"naive": 9.0, "sdpa": 3.0, "flash_attn": 2.5, "cpu": 2.0, "gemm": 1.5}

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.goals import cpu
 from benchmarks.goals.check import MISSING, as_columns, as_markdown, check_goals, main
 from benchmarks.goals.goal import Goal
-from tests.bench.example import row
+from tests.tools.bench.example import row
 from transformer_kernels.bench import Row, write_rows
 
 GOALS = {

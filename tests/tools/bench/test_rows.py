@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.example import CASE, row
+from tests.tools.bench.example import CASE, row
 from transformer_kernels.bench.rows import COLUMNS, append_rows, read_rows, write_rows
 
 

@@ -21,8 +21,8 @@ from building.extension import ROOT
 from building.host import operator_units
 from building.ninja import Toolchain
 from building.tools import Torch, find_torch
-from tests.bench.example import PROVENANCE
 from tests.support import emulator
+from tests.tools.bench.example import PROVENANCE
 from transformer_kernels.backends.native.cuda import HOPPER_SWITCH
 from transformer_kernels.bench import Budget, Case, Ratio
 from transformer_kernels.masks.mask import Mask

@@ -15,7 +15,7 @@ from benchmarks.report.readme import (
     write,
 )
 from benchmarks.runner.record import RECORDED
-from tests.bench.example import row
+from tests.tools.bench.example import row
 from transformer_kernels.bench import Row, read_rows
 
 BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"

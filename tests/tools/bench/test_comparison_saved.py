@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.comparison.example import measured
+from tests.tools.bench.comparison_example import measured
 from transformer_kernels.bench.comparison.saved import changes, load, save
 from transformer_kernels.bench.contenders import Measured
 from transformer_kernels.bench.rows import row_values

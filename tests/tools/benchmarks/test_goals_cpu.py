@@ -20,7 +20,7 @@ from benchmarks.suites.cpu import (
     short_cases,
 )
 from benchmarks.suites.models import MODELS, calls
-from tests.bench.example import row
+from tests.tools.bench.example import row
 from transformer_kernels.bench import Case, Direction, Row
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from tests.bench.example import PROVENANCE, row
+from tests.tools.bench.example import PROVENANCE, row
 from transformer_kernels.bench import Direction
 from transformer_kernels.bench.comparison.calls import Call, Shape
 from transformer_kernels.bench.comparison.run import CallResult, Comparison

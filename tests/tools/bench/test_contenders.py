@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.bench.example import PROVENANCE
+from tests.tools.bench.example import PROVENANCE
 from transformer_kernels.bench import Budget, Case, Variant, usable_variants
 from transformer_kernels.bench.contenders import Contender, Expected, check, measure_contenders
 from transformer_kernels.masks.mask import Mask

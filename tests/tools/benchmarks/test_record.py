@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from benchmarks.gpu_cases import causal
 from benchmarks.runner.record import as_text, call_of, latest, longest_ago_first, runs_of
-from tests.bench.example import row
+from tests.tools.bench.example import row
 from transformer_kernels.bench import Case, Row
 
 LENGTHS = (8192, 1024, 4096, 2048)

@@ -19,7 +19,7 @@ from transformer_kernels.backends.native import extension
 from transformer_kernels.info import Build, Info
 
 MODULE = importlib.import_module("transformer_kernels.info")  # the root has a function of this name
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 WITHOUT_EXTENSION = """
 import sys
 sys.modules["transformer_kernels._C"] = None

@@ -16,11 +16,11 @@ from benchmarks.gpu_cases import ceiling_cases
 from benchmarks.runner import gpu
 from benchmarks.runner.gpu import GRACE, Outcome, Stage, run_all
 from benchmarks.runner.record import ROOT
-from tests.bench.example import row
 from tests.csrc.cuda.hopper_cases import HOPPER_CASES
 from tests.gpu import sanitizer_targets
 from tests.support.cases import CASES
 from tests.support.decode_cases import DECODE_CASES
+from tests.tools.bench.example import row
 from transformer_kernels.bench import Case
 
 without_device = pytest.mark.skipif(
