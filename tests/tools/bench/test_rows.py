@@ -79,9 +79,6 @@ def test_rates_come_from_the_median() -> None:
     assert made.gbytes_s == pytest.approx(CASE.traffic("fwd") / 2e-3 / 1e9)
     assert made.peak_mib == 3.0
     assert made.visible == 10 / 16
-
-
-def test_a_row_has_the_dropout_of_its_case() -> None:
     assert row(case=replace(CASE, dropout_p=0.25)).dropout_p == 0.25
 
 

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from tests.support.tiers import each
 from transformer_kernels.bench.tolerance import (
     assert_same_function,
     assert_within_rule,
@@ -37,18 +38,30 @@ def test_the_band_is_a_few_units_in_the_last_place(dtype: torch.dtype) -> None:
         assert rounding_band(EXACT, dtype) < 2.1 * ulp
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_nan_and_inf_must_be_at_the_exact_positions(value: float) -> None:
+@each("value", [math.nan, math.inf, -math.inf])
+def test_nan_and_inf_must_be_at_the_same_positions(value: float) -> None:
     with_value = EXACT.index_put((torch.tensor(1), torch.tensor(0)), torch.tensor(value).double())
     assert_within_rule("o", with_value.float(), with_value, with_value.float())
-    for got, exact in ((with_value, EXACT), (EXACT, with_value)):
-        with pytest.raises(AssertionError, match=r"misplaced at 1 positions, first \(1, 0\)"):
-            assert_within_rule("o", got.float(), exact, EXACT.float())
+    assert_same_function(with_value, with_value)
+    misplaced = r"misplaced at 1 positions, first \(1, 0\)"
+    for got, other in ((with_value, EXACT), (EXACT, with_value)):
+        with pytest.raises(AssertionError, match=misplaced):
+            assert_within_rule("o", got.float(), other, EXACT.float())
+        with pytest.raises(AssertionError, match=misplaced):
+            assert_same_function(got, other)
+    beyond = with_value.clone()
+    beyond[0, 1] += 1e-9
+    with pytest.raises(AssertionError, match=r"at \(0, 1\)"):
+        assert_same_function(beyond, with_value)
 
 
 def test_overflow_to_infinity_is_accepted() -> None:
-    exact = torch.tensor([1e5], dtype=torch.float64)
+    exact = torch.tensor([1e5, 1.0], dtype=torch.float64)
     assert_within_rule("o", exact.half(), exact, exact.half())
+    other = exact.float()
+    assert_same_function(other.half(), other, dtype=torch.float16)
+    with pytest.raises(AssertionError, match=r"at \(1,\)"):
+        assert_same_function(other.half() + 0.1, other, dtype=torch.float16)
 
 
 def test_nan_of_plain_torch_does_not_widen_the_limit() -> None:
@@ -63,31 +76,31 @@ def test_shapes_must_agree() -> None:
     assert_within_rule("o", EXACT[:0], EXACT[:0], EXACT[:0])
 
 
-def test_a_large_lse_widens_the_band() -> None:
-    plain = rounding_band(EXACT, torch.float32)
-    assert rounding_band(EXACT, torch.float32, lse=2.0) == plain
-    ulp = torch.finfo(torch.float32).eps
-    assert rounding_band(EXACT, torch.float32, lse=100.0) == pytest.approx((16 + 1600) * ulp)
+ZERO = torch.zeros(2, dtype=torch.float64)
+ULP, HALF_ULP = (torch.finfo(dtype).eps for dtype in (torch.float32, torch.bfloat16))
 
 
-def test_a_large_spread_of_the_terms_widens_the_band() -> None:
-    plain, ulp = rounding_band(EXACT, torch.float32), torch.finfo(torch.float32).eps
-    assert rounding_band(EXACT, torch.float32, spread=32.0) == plain
-    assert rounding_band(EXACT, torch.float32, spread=50.0) == pytest.approx(plain + 18 * ulp)
-
-
-def test_stored_operands_widen_the_band_of_half_precision() -> None:
-    plain, eps = rounding_band(EXACT, torch.bfloat16), torch.finfo(torch.bfloat16).eps
-    assert rounding_band(EXACT, torch.bfloat16, stored=3.0) == pytest.approx(plain + 3 * eps)
-    assert rounding_band(EXACT, torch.float32, stored=3.0) == rounding_band(EXACT, torch.float32)
-
-
-def test_terms_widen_the_band_only_if_the_result_cancels() -> None:
-    ulp, zero = torch.finfo(torch.float32).eps, torch.zeros(2, dtype=torch.float64)
-    assert rounding_band(zero, torch.float32, terms=200.0) == pytest.approx(100 * ulp)
-    assert rounding_band(zero, torch.float32, terms=2.0) == rounding_band(zero, torch.float32)
-    plain = rounding_band(EXACT, torch.float32)
-    assert rounding_band(EXACT, torch.float32, terms=200.0) == plain
+@each(
+    ("exact", "dtype", "options", "wider_by"),
+    [
+        (EXACT, torch.float32, {"lse": 2.0}, 0.0),
+        (EXACT, torch.float32, {"lse": 100.0}, (1600 - 32) * ULP),
+        (EXACT, torch.float32, {"spread": 32.0}, 0.0),
+        (EXACT, torch.float32, {"spread": 50.0}, 18 * ULP),
+        (EXACT, torch.bfloat16, {"stored": 3.0}, 3 * HALF_ULP),
+        (EXACT, torch.float32, {"stored": 3.0}, 0.0),
+        (ZERO, torch.float32, {"terms": 200.0}, (100 - 32) * ULP),
+        (ZERO, torch.float32, {"terms": 2.0}, 0.0),
+        (EXACT, torch.float32, {"terms": 200.0}, 0.0),  # the result does not cancel
+    ],
+)
+def test_what_widens_the_band(
+    exact: torch.Tensor, dtype: torch.dtype, options: dict[str, float], wider_by: float
+) -> None:
+    plain = rounding_band(exact, dtype)
+    assert rounding_band(exact, dtype, **options) == (
+        pytest.approx(plain + wider_by) if wider_by else plain
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -145,23 +158,3 @@ def test_structures_shapes_and_dtypes_of_two_algorithms_must_agree() -> None:
             assert_same_function(got, other)
     assert_same_function(x[:0], x[:0])
     assert_same_function(x[0, 0], x[0, 0])
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_nan_and_inf_of_two_algorithms_must_be_at_the_same_positions(value: float) -> None:
-    with_value = EXACT.index_put((torch.tensor(1), torch.tensor(0)), torch.tensor(value).double())
-    assert_same_function(with_value, with_value)
-    for got, other in ((with_value, EXACT), (EXACT, with_value)):
-        with pytest.raises(AssertionError, match=r"misplaced at 1 positions, first \(1, 0\)"):
-            assert_same_function(got, other)
-    beyond = with_value.clone()
-    beyond[0, 1] += 1e-9
-    with pytest.raises(AssertionError, match=r"at \(0, 1\)"):
-        assert_same_function(beyond, with_value)
-
-
-def test_overflow_of_one_of_two_algorithms_is_accepted() -> None:
-    other = torch.tensor([1e5, 1.0])
-    assert_same_function(other.half(), other, dtype=torch.float16)
-    with pytest.raises(AssertionError, match=r"at \(1,\)"):
-        assert_same_function(other.half() + 0.1, other, dtype=torch.float16)

@@ -65,13 +65,6 @@ def test_naive_and_ours_apply_all_options(name: str, dropout_p: float) -> None:
     assert outputs.error(exact_outputs(case, inputs), "fwd+bwd") < 1e-5
 
 
-@pytest.mark.parametrize("name", ["sdpa", "sdpa_flash", "flex"])
-@pytest.mark.parametrize("option", [{"bias": torch.zeros(1, 8, 2, 2)}, {"dropout_p": 0.5}])
-def test_torch_is_not_measured_with_options(option: dict[str, Any], name: str) -> None:
-    with pytest.raises(ValueError, match="not measured with bias or dropout, got case 'options'"):
-        VARIANTS[name].attend_for(Case(name="options", M=2, N=2, **option))
-
-
 def test_a_variant_is_usable_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     on_cpu = [variant.name for variant in usable_variants()]
     assert on_cpu == ["naive", "sdpa", "cpu"]
@@ -94,13 +87,6 @@ def test_a_gpu_runs_one_of_the_two_cuda_variants(
     monkeypatch.setattr(variants, "runs_hopper", lambda device: is_hopper)
     usable = {variant.name for variant in usable_variants(device=torch.device("cuda"))}
     assert ("cuda_sm80" in usable, "cuda_sm90" in usable) == (not is_hopper, is_hopper)
-
-
-def test_variants_that_need_a_cuda_device_give_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    for name in ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex"):
-        assert VARIANTS[name].unavailable_reason() == "torch finds no CUDA device"
-    assert VARIANTS["triton"].unavailable_reason() is not None
 
 
 def test_an_unsupported_sdpa_kernel_does_not_fall_back() -> None:
@@ -241,11 +227,18 @@ def test_peers_compute_the_same(name: str, mask: Mask | None, sizes: tuple[int, 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
+        *(
+            (name, option, "not measured with bias or dropout, got case 'any'")
+            for name in ("sdpa", "sdpa_flash", "flex", "flash_attn")
+            for option in ({"bias": torch.zeros(1, 4, 13, 17)}, {"dropout_p": 0.5})
+        ),
+        ("flex", {"mask": Mask.dense(torch.ones(13, 17) > 0)}, "not measured with Dense masks"),
+        ("flex", {"mask": Mask.block_sparse(torch.ones(4, 5, 6) > 0, 3)}, "with BlockSparse masks"),
+        ("flex", {"mask": Mask.window()}, "FlexAttention is .* a window that hides nothing"),
         ("flash_attn", {"mask": CAUSAL}, "flash_attn aligns masks with the last key"),
         ("flash_attn", {"mask": Mask.window(5, -2), "M": 17}, "windows beside the diagonal"),
         ("flash_attn", {"mask": Mask.padding(torch.tensor([3]))}, "with KeyRange masks"),
         ("flash_attn", {"mask": CAUSAL & CAUSAL, "M": 17}, "with Window, Window masks"),
-        ("flash_attn", {"dropout_p": 0.5}, "not measured with bias or dropout"),
         ("xformers", {"mask": Mask.window(5, 0), "M": 17}, "without a mask and with a causal one"),
         ("xformers", {"H_kv": 2}, "not measured with grouped heads"),
         ("fla", {}, "with a causal mask and as many queries"),
@@ -258,13 +251,15 @@ def test_other_cases_are_refused(name: str, options: dict[str, Any], message: st
         VARIANTS[name].attend_for(case)
 
 
-def test_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variant_that_cannot_run_gives_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     installed: dict[str, object] = {"flash_attn": object()}
     spec: Callable[[str], object] = installed.get
     monkeypatch.setattr(peers, "find_spec", spec)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert VARIANTS["xformers"].unavailable_reason() == "xformers is not installed"
-    assert VARIANTS["flash_attn"].unavailable_reason() == "torch finds no CUDA device"
+    for name in ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex", "flash_attn"):
+        assert VARIANTS[name].unavailable_reason() == "torch finds no CUDA device"
+    assert VARIANTS["triton"].unavailable_reason() is not None
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert VARIANTS["flash_attn"].unavailable_reason() is None
 
@@ -298,17 +293,3 @@ def test_a_mask_mod_equals_the_mask(mask: Mask) -> None:
     b, i, j = (torch.arange(size) for size in (B, M, N))
     visible = peers.mask_mod(case)(b[:, None, None], torch.tensor(0), i[:, None], j).expand(B, M, N)
     assert torch.equal(visible, mask.materialize(B, 1, M, N)[:, 0])
-
-
-@pytest.mark.parametrize(
-    ("mask", "kind"),
-    [
-        (Mask.dense(torch.ones(M, N, dtype=torch.bool)), "Dense masks"),
-        (Mask.block_sparse(torch.ones(8, 3, 4, dtype=torch.bool), 3), "BlockSparse masks"),
-        (Mask.window(), "a window that hides nothing"),
-    ],
-    ids=["dense", "layout-by-head", "unbounded"],
-)
-def test_an_unsupported_mask_is_named_in_the_error(mask: Mask, kind: str) -> None:
-    with pytest.raises(ValueError, match=f"FlexAttention is not measured with {kind}"):
-        peers.flex(Case(name="any", B=B, M=M, N=N, mask=mask))

@@ -121,7 +121,7 @@ TWO_OF_SDPA = {
 
 
 def twice_as_fast() -> list[Row]:
-    """SDPA takes twice as long as ours."""
+    """Rows of one call; SDPA takes twice as long as ours."""
     ours = replace(row(), suite="cpu", case="full", dtype="float32")
     return [ours, replace(ours, variant="sdpa", median_ms=2 * ours.median_ms)]
 
@@ -196,7 +196,7 @@ def test_rows_of_suites_without_goals_are_an_error(
     monkeypatch.setattr(sys, "argv", ["check", str(tmp_path / "masks.csv")])
     with pytest.raises(SystemExit):
         main()
-    assert "has no twice_as_fast of the suites cpu, models, gpu" in capsys.readouterr().err
+    assert "has no rows of the suites cpu, models, gpu" in capsys.readouterr().err
 
 
 def rows_of(

@@ -31,38 +31,21 @@ without_device = pytest.mark.skipif(
 @pytest.mark.exhaustive
 @without_device
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-def test_make_gpu_fails_without_a_device_and_gives_the_reason(tmp_path: Path) -> None:
-    done = subprocess.run(
-        ["make", "gpu", f"PYTHON={sys.executable}", "VENV=", f"OUT={tmp_path / 'out'}"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+def test_without_a_device_each_command_gives_the_reason(tmp_path: Path) -> None:
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    done = run("make", "gpu", f"PYTHON={sys.executable}", "VENV=", f"OUT={tmp_path / 'out'}")
     assert done.returncode != 0
     assert f"make gpu needs a CUDA device, and torch {torch.__version__} " in done.stderr
     assert "Traceback" not in done.stderr
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.exhaustive
-@without_device
-def test_the_suite_is_skipped_without_a_device_and_gives_the_reason(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "gpu", "-rs", "--rows", str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert "the suite gpu needs a CUDA device; torch finds none" in done.stdout
-    assert "not measured: flex: torch finds no CUDA device" in done.stdout
+    suite = run(sys.executable, "-m", "benchmarks", "gpu", "-rs", "--rows", str(tmp_path)).stdout
+    assert "the suite gpu needs a CUDA device; torch finds none" in suite
+    assert "not measured: flex: torch finds no CUDA device" in suite
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.exhaustive
-@without_device
-def test_tests_marked_gpu_are_deselected_without_a_device_with_the_reason() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-m", "gpu", "tests/gpu/test_graphs.py"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert "tests marked gpu: deselected, no CUDA device" in done.stdout
-    assert "passed" not in done.stdout
+    tests = run(sys.executable, "-m", "pytest", "-m", "gpu", "tests/gpu/test_graphs.py").stdout
+    assert "tests marked gpu: deselected, no CUDA device" in tests
+    assert "passed" not in tests
 
 
 def test_the_time_of_the_benchmark_is_reserved() -> None:
@@ -99,7 +82,7 @@ def test_stages_have_the_expected_commands() -> None:
     assert len({stage.log for stage in planned}) + len(["gpu.csv", "summary.txt"]) <= 6
 
 
-def test_a_summary_has_stages_ceilings_and_goals() -> None:
+def test_a_summary_has_stages_ceilings_and_goals_or_what_is_missing() -> None:
     product, copy = ceiling_cases()
     rows = [
         replace(row(case=case), suite="gpu", variant=variant, device="nvidia-h200")
@@ -118,18 +101,15 @@ def test_a_summary_has_stages_ceilings_and_goals() -> None:
     assert "forward: flex / triton, mean" in text
     assert "2.00 of 1" in text
     assert "NOT RUN" not in text
+    text = "\n".join(gpu.summary([], [], None))
+    assert "compute-sanitizer is neither on PATH nor in CUDA_HOME" in text
+    assert "nothing was measured" in text
 
 
 def test_sanitizer_targets_are_names_of_cases() -> None:
     assert set(sanitizer_targets.ATTENTION_TARGETS) <= {case.name for case in CASES}
     assert set(sanitizer_targets.HOPPER_TARGETS) <= {case.name for case in HOPPER_CASES}
     assert set(sanitizer_targets.DECODE_TARGETS) <= {case.name for case in DECODE_CASES}
-
-
-def test_a_summary_reports_missing_parts() -> None:
-    text = "\n".join(gpu.summary([], [], None))
-    assert "compute-sanitizer is neither on PATH nor in CUDA_HOME" in text
-    assert "nothing was measured" in text
 
 
 def test_the_sanitizer_is_found_in_the_toolkit(
