@@ -302,10 +302,8 @@ def test_a_saved_run_is_read_back(tmp_path: Path) -> None:
 
 def test_other_files_are_errors(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    head, empty = (
-        '{"format": "transformer_kernels.bench 1"',
-        '"measured": [{"row": {}, "laps": [1]}]',
-    )
+    head = '{"format": "transformer_kernels.bench 1"'
+    empty = '"measured": [{"row": {}, "laps": [1]}]'
     for text in ("", "[]", "{}", '{"format": "other"}', f"{head}}}", f"{head}, {empty}}}"):
         path.write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=r"run\.json is not a run saved by `bench --save`"):

@@ -129,23 +129,15 @@ def test_contenders_are_interleaved_and_each_has_its_row() -> None:
         def workload() -> None:
             calls.append(variant)
 
-        return Contender(
-            case=CASE, direction="fwd", variant=variant, prepare=lambda: workload, error=0.5, **more
-        )
-
-    def repeat(round_: Callable[[], None], rounds: int) -> None:
-        calls.clear()
-        for _ in range(rounds):
-            round_()
+        return Contender(CASE, "fwd", variant, lambda: workload, 0.5, **more)
 
     measured = measure_contenders(
         [contender("cpu"), contender("one", threads=1), contender("naive", most_rounds=1)],
         provenance=PROVENANCE,
         suite="cpu",
         budget=Budget(0.0, fewest=2),
-        repeat=repeat,
     )
-    assert calls == ["cpu", "one", "naive", "one", "cpu"]
+    assert calls[-5:] == ["cpu", "one", "naive", "one", "cpu"], "after the warm-up"
     assert [len(one.laps) for one in measured] == [2, 2, 1]
     rows = [one.row for one in measured]
     assert [(row.variant, row.threads, row.error, row.suite) for row in rows] == [
