@@ -162,21 +162,18 @@ def test_layers_with_a_window_are_calls_of_their_own(tmp_path: Path) -> None:
     assert calls(tmp_path, nested) == calls(tmp_path, LLAMA)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_other_configurations_are_errors(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    for text, message in (
         ("{", "is not JSON"),
         ("[1]", "expected an object, got list"),
         ("{}", "no heads: expected one of num_attention_heads, n_head"),
         ('{"n_head": 4}', "no width: expected one of hidden_size"),
         ('{"n_head": 4, "n_embd": "64"}', "no width: expected one of hidden_size"),
         (json.dumps(GPT2), "the model has 1024 positions, got --context 2048"),
-    ],
-)
-def test_other_configurations_are_errors(text: str, message: str, tmp_path: Path) -> None:
-    file = tmp_path / "config.json"
-    file.write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=message):
-        model_calls(file, context=2048)
+    ):
+        file.write_text(text, encoding="utf-8")
+        with pytest.raises(ValueError, match=message):
+            model_calls(file, context=2048)
     with pytest.raises(OSError, match="nowhere"):
         model_calls(tmp_path / "nowhere")

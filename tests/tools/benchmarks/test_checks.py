@@ -38,28 +38,21 @@ CASE = Case(
 )
 
 
-@pytest.mark.parametrize(
-    ("fast", "slow_scores", "checked", "variants"),
-    [
+def test_large_cases_are_checked_at_a_shorter_length_where_products_are_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for fast, slow_scores, checked, variants in (
         (False, 3201, 40, ["naive", "sdpa"]),
         (False, 3200, 20, ["sdpa"]),
         (False, 800, 10, ["sdpa"]),
         (True, 3200, 40, ["naive", "sdpa"]),
-    ],
-)
-def test_large_cases_are_checked_at_a_shorter_length_where_products_are_slow(
-    fast: bool,
-    slow_scores: int,
-    checked: int,
-    variants: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(checks, "SLOW_SCORES", slow_scores)
-    monkeypatch.setattr(checks, "has_fast_products", lambda _: fast)
-    ready = check_quickly(CASE, usable_variants(["naive", "sdpa"]))
-    assert ready.expected.exact.o.shape[-2] == checked
-    assert [one.variant for one in ready.contenders("fwd")] == variants
-    assert ready.inputs.q.shape == (1, 2, 40, 8)
+    ):
+        monkeypatch.setattr(checks, "SLOW_SCORES", slow_scores)
+        monkeypatch.setattr(checks, "has_fast_products", lambda _, fast=fast: fast)
+        ready = check_quickly(CASE, usable_variants(["naive", "sdpa"]))
+        assert ready.expected.exact.o.shape[-2] == checked
+        assert [one.variant for one in ready.contenders("fwd")] == variants
+        assert ready.inputs.q.shape == (1, 2, 40, 8)
 
 
 def test_the_case_runs_at_its_own_length_with_the_errors_of_the_shorter_one() -> None:
@@ -113,14 +106,12 @@ def test_the_product_has_as_many_operations_as_the_case(
     assert math.isnan(contender.error)
 
 
-@pytest.mark.parametrize(("device", "expected"), [("epyc-avx512", []), ("xeon-amx", [GEMM])])
-def test_products_in_half_precision_need_amx(
-    device: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ceilings_module, "device_slug", lambda: device)
-    half = replace(WINDOWED, dtype=torch.bfloat16)
-    assert [one.variant for one in products(half, "fwd")] == expected
-    assert [one.variant for one in products(WINDOWED, "fwd")] == [GEMM]
+def test_products_in_half_precision_need_amx(monkeypatch: pytest.MonkeyPatch) -> None:
+    for device, expected in (("epyc-avx512", []), ("xeon-amx", [GEMM])):
+        monkeypatch.setattr(ceilings_module, "device_slug", lambda device=device: device)
+        half = replace(WINDOWED, dtype=torch.bfloat16)
+        assert [one.variant for one in products(half, "fwd")] == expected
+        assert [one.variant for one in products(WINDOWED, "fwd")] == [GEMM]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

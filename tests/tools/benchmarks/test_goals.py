@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.goals import cpu
 from benchmarks.goals.check import MISSING, as_columns, as_markdown, check_goals, main
 from benchmarks.goals.cpu import GOALS, GOALS_WITHOUT_AMX, MODEL_GOALS
 from benchmarks.goals.goal import Goal
@@ -149,12 +148,10 @@ def test_rows_are_compared_with_the_goals_of_their_suite_only() -> None:
     assert check_goals(others["attention"], TWO_OF_SDPA) == []
 
 
-@pytest.mark.parametrize(
-    ("device", "goals"), [("xeon-amx", cpu.GOALS), ("epyc-avx2", cpu.GOALS_WITHOUT_AMX)]
-)
-def test_the_goals_are_those_of_the_device(device: str, goals: tuple[Goal, ...]) -> None:
-    checks = check_goals([replace(one, device=device) for one in twice_as_fast()])
-    assert [line.goal for line in checks] == [goal.name for goal in goals]
+def test_the_goals_are_those_of_the_device() -> None:
+    for device, goals in (("xeon-amx", GOALS), ("epyc-avx2", GOALS_WITHOUT_AMX)):
+        checks = check_goals([replace(one, device=device) for one in twice_as_fast()])
+        assert [line.goal for line in checks] == [goal.name for goal in goals]
 
 
 def test_columns_are_aligned_and_markdown_is_a_table() -> None:
@@ -166,33 +163,22 @@ def test_columns_are_aligned_and_markdown_is_a_table() -> None:
     assert lines[2].startswith("| fast | >= 1.5 | 2.00 of 1 | pass | 2.00 (float32, S = 4, D = 64,")
 
 
-@pytest.mark.parametrize(
-    ("options", "cell"), [([], "  FALL SHORT  "), (["--markdown"], "| FALL SHORT |")]
-)
 def test_the_command_checks_the_last_run(
-    options: list[str],
-    cell: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours, sdpa = twice_as_fast()
     close = [ours, replace(sdpa, median_ms=1.2 * ours.median_ms)]
     earlier = [replace(one, date="2025-01-01T00:00:00Z") for one in twice_as_fast()]
     write_rows(tmp_path / "cpu.csv", [*earlier, *close])
-    monkeypatch.setattr(sys, "argv", ["check", str(tmp_path / "cpu.csv"), *options])
-    main()
-    text = capsys.readouterr().out
-    assert text.startswith("xeon-amx, torch 2.13.0+cpu, commit abc1234, 2026-01-02\n")
-    assert "float32, S = 4, D = 64, full, fwd: 2.4 ms / 2 ms" in text
-    assert text.count(cell) == 1
-    assert text.endswith(f"1 of {len(cpu.GOALS)} goals are reached.\n")
-
-
-def test_rows_of_suites_without_goals_are_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_rows(tmp_path / "masks.csv", [replace(one, suite="masks") for one in twice_as_fast()])
+    for options, cell in (([], "  FALL SHORT  "), (["--markdown"], "| FALL SHORT |")):
+        monkeypatch.setattr(sys, "argv", ["check", str(tmp_path / "cpu.csv"), *options])
+        main()
+        text = capsys.readouterr().out
+        assert text.startswith("xeon-amx, torch 2.13.0+cpu, commit abc1234, 2026-01-02\n")
+        assert "float32, S = 4, D = 64, full, fwd: 2.4 ms / 2 ms" in text
+        assert text.count(cell) == 1
+        assert text.endswith(f"1 of {len(GOALS)} goals are reached.\n")
+    write_rows(tmp_path / "masks.csv", [replace(one, suite="masks") for one in close])
     monkeypatch.setattr(sys, "argv", ["check", str(tmp_path / "masks.csv")])
     with pytest.raises(SystemExit):
         main()
@@ -231,17 +217,12 @@ def whole_suite() -> Iterator[Row]:
             yield from rows_of(replace(case, name=name), ("cpu",), "fwd")
 
 
-@pytest.mark.parametrize(
-    ("goals", "against_sdpa"),
-    [(GOALS, [6, 6, 6, 6, 12] * 3), (GOALS_WITHOUT_AMX, [6, 6, 12] * 3)],
-)
-def test_every_goal_finds_its_rows_in_the_suite(
-    goals: tuple[Goal, ...], against_sdpa: list[int]
-) -> None:
+def test_every_goal_finds_its_rows_in_the_suite() -> None:
     rows = list(whole_suite())
-    found = [len(goal.figures(rows)) for goal in goals]
     limits, masks, options = [4] * 2, [6] * 4, [1] * 3
-    assert found == against_sdpa + limits + masks + options + [3] * 2 + [6] * 4 + [4] * 2
+    others = limits + masks + options + [3] * 2 + [6] * 4 + [4] * 2
+    for goals, sdpa in ((GOALS, [6, 6, 6, 6, 12] * 3), (GOALS_WITHOUT_AMX, [6, 6, 12] * 3)):
+        assert [len(goal.figures(rows)) for goal in goals] == sdpa + others
 
 
 def test_goals_of_models_find_every_call() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import math
 import os
 import subprocess
@@ -117,20 +118,18 @@ def new_run(folder: Path, *, keep: bool = False, **options: Any) -> Run:
     return Run(PROVENANCE, Budget(1.0), folder=folder, keep=keep, **options)
 
 
-@pytest.mark.parametrize(("keep", "after_two_runs"), [(True, 2), (False, 1)])
-def test_rows_are_appended_or_replaced_in_one_file_per_suite(
-    keep: bool, after_two_runs: int, tmp_path: Path
-) -> None:
-    folder = tmp_path / "new" / "folder"
+def test_rows_are_appended_or_replaced_in_one_file_per_suite(tmp_path: Path) -> None:
     gpu = replace(row(), suite="gpu", device="nvidia-h200")
     names = ["xeon-amx/attention.csv", "xeon-amx/masks.csv", "nvidia-h200/gpu.csv"]
-    paths = [folder / (name if keep else Path(name).name) for name in names]
-    for _ in range(2):
-        run = new_run(folder, keep=keep)
-        run.add([row(), replace(row(), suite="masks"), gpu])
-        assert run.paths == paths
-    for path in paths:
-        assert len(read_rows(path)) == after_two_runs
+    for keep, after_two_runs in ((True, 2), (False, 1)):
+        folder = tmp_path / f"{keep}" / "folder"
+        paths = [folder / (name if keep else Path(name).name) for name in names]
+        for _ in range(2):
+            run = new_run(folder, keep=keep)
+            run.add([row(), replace(row(), suite="masks"), gpu])
+            assert run.paths == paths
+        for path in paths:
+            assert len(read_rows(path)) == after_two_runs
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -151,38 +150,30 @@ def test_rows_of_each_measurement_are_written_before_the_next_one(
     assert [one.N for one in rows] == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("speeds", "tolerance", "measurements"),
-    [
+def test_disturbed_measurements_are_repeated_before_they_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probes take these times, then 1. Rows that are not kept are measured once."""
+    for speeds, tolerance, measurements in (
         ([], 0.05, 1),
         ([1.0, 1.2], 0.05, 2),
         ([1.0, 1.2, 1.0, 1.2], 0.05, 3),
         ([1.0, 1.2], 0.19, 2),
         ([1.0, 1.2], 0.21, 1),
         ([1.0, 1.2], None, 1),
-    ],
-)
-def test_disturbed_measurements_are_repeated_before_they_are_recorded(
-    speeds: list[float],
-    tolerance: float | None,
-    measurements: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The probes take these times, then 1. Rows that are not kept are measured once."""
-    left = iter(speeds)
-    monkeypatch.setattr(runner, "Probe", lambda _: lambda: Speed(next(left, 1.0), 1.0))
-    run = new_run(tmp_path, keep=tolerance is not None, tolerance=tolerance or 0.0)
-    counts: list[int] = []
+    ):
+        times, counts = iter([*speeds, *[1.0] * 9]), itertools.count(1)
+        monkeypatch.setattr(runner, "Probe", lambda _, times=times: lambda: Speed(next(times), 1.0))
+        run = new_run(tmp_path, keep=tolerance is not None, tolerance=tolerance or 0.0)
 
-    def measure(_suite: str) -> list[Row]:
-        counts.append(len(counts) + 1)
-        return [replace(row(), N=counts[-1])]
+        def measure(_suite: str, counts: Iterator[int] = counts) -> list[Row]:
+            return [replace(row(), N=next(counts))]
 
-    (one,) = run.measure("cpu", Comparison(name="a case", measurements=lambda _: iter([measure])))
-    assert one.N == measurements == len(counts)
-    assert run.rows == [one]
-    assert run.skipped == []
+        repeated = Comparison(name="", measurements=lambda _, one=measure: iter([one]))  # type: ignore[misc]
+        (one,) = run.measure("cpu", repeated)
+        assert one.N == measurements == next(counts) - 1
+        assert run.rows == [one]
+        assert run.skipped == []
 
 
 def test_a_measurement_that_is_always_disturbed_is_named(
@@ -218,11 +209,8 @@ def test_a_lost_device_ends_the_run() -> None:
         pytest_exception_interact(raising(DeviceLostError("the device is lost")))
 
 
-@pytest.mark.parametrize(
-    ("record", "lengths"), [(True, [2048, 1024]), (False, [1024, 2048])], ids=str
-)
 def test_a_recorded_run_starts_with_cases_without_rows(
-    record: bool, lengths: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(conftest, "device_slug", lambda _: "nvidia-h200")
@@ -231,13 +219,14 @@ def test_a_recorded_run_starts_with_cases_without_rows(
     (tmp_path / "nvidia-h200").mkdir()
     measured = row(case=replace(causal(1024, 64), mask=None))
     write_rows(tmp_path / "nvidia-h200" / "gpu.csv", [replace(measured, variant="triton")])
-    options = {"--record": record, "--variants": ["cpu", "triton"]}
-    config: Any = SimpleNamespace(getoption=options.get)
     cases = [None, causal(1024, 64), causal(2048, 64)]
-    items: Any = [Comparison(name="", measurements=lambda _: iter(()), case=one) for one in cases]
-    pytest_collection_modifyitems(config, items)
-    assert items[0].case is None
-    assert [one.case.M for one in items[1:]] == lengths
+    for record, lengths in ((True, [2048, 1024]), (False, [1024, 2048])):
+        options = {"--record": record, "--variants": ["cpu", "triton"]}
+        config: Any = SimpleNamespace(getoption=options.get)
+        items: Any = [Comparison(name="", measurements=lambda _: iter(()), case=x) for x in cases]
+        pytest_collection_modifyitems(config, items)
+        assert items[0].case is None
+        assert [one.case.M for one in items[1:]] == lengths
 
 
 def benchmarks(*words: str) -> subprocess.CompletedProcess[str]:

@@ -99,25 +99,17 @@ def test_two_ranks_of_a_causal_zigzag_ring() -> None:
     call = of(40, 2)
     a_token = 2 * 2 * 16 * 2  # k and v, heads, D, bytes
     undivided = call.undivided()
-    sent = [
+    sent, returned = (
         [
-            event.sent
-            for event in forward_events(undivided, rank, 2, "zigzag")
-            if type(event) is Start
+            [one for one in events_of(undivided, rank, 2, "zigzag") if type(one) is Start]
+            for rank in range(2)
         ]
-        for rank in range(2)
-    ]
-    assert sent == [[10 * a_token], [20 * a_token]]
-    returned = [
-        [
-            (event.sent, event.received)
-            for event in backward_events(undivided, rank, 2, "zigzag")
-            if type(event) is Start
-        ]
-        for rank in range(2)
-    ]
+        for events_of in (forward_events, backward_events)
+    )
+    assert [[one.sent for one in of_rank] for of_rank in sent] == [[10 * a_token], [20 * a_token]]
     keys, gradients = (10 * a_token, 20 * a_token), (20 * a_token, 10 * a_token)
-    assert returned == [[keys, gradients], [keys[::-1], gradients[::-1]]]
+    sizes = [[(one.sent, one.received) for one in of_rank] for of_rank in returned]
+    assert sizes == [[keys, gradients], [keys[::-1], gradients[::-1]]]
 
 
 def test_a_window_skips_steps() -> None:
@@ -144,21 +136,18 @@ def test_imbalance_under_a_causal_mask(ring: int) -> None:
     assert contiguous.imbalance == pytest.approx((2 * ring - 1) / ring, rel=1e-2)
 
 
-def test_one_rank_has_no_communication() -> None:
-    prediction = predict(of(1 << 14, 1), replace(H100_NODES, launch=0.0))
+def test_one_rank_has_no_communication_and_the_time_of_its_computation() -> None:
+    """4 S^2 D FLOPs a head forward, 10 backward, half of them under a causal mask."""
+    machine = replace(H100_NODES, launch=0.0)
+    prediction = predict(of(1 << 14, 1), machine)
     for one in (prediction.forward, prediction.both):
         assert one.sent_within == one.sent_between == 0
         assert one.efficiency == pytest.approx(1.0)
     assert prediction.imbalance == 1.0
-
-
-def test_time_of_the_computation_alone() -> None:
-    """4 S^2 D FLOPs a head forward, 10 backward, half of them under a causal mask."""
-    machine = replace(H100_NODES, launch=0.0)
-    one = predict(of(1 << 14, 1, causal=False), machine)
+    full = predict(of(1 << 14, 1, causal=False), machine)
     forward, backward = (flops * (1 << 28) * 16 * 4 for flops in (4, 10))
-    assert one.forward.seconds == pytest.approx(forward / 600e12)
-    assert one.both.seconds == pytest.approx(forward / 600e12 + backward / 450e12)
+    assert full.forward.seconds == pytest.approx(forward / 600e12)
+    assert full.both.seconds == pytest.approx(forward / 600e12 + backward / 450e12)
 
 
 @pytest.mark.parametrize(("ring", "heads"), [(8, 1), (1, 4), (4, 2), (2, 4)])
@@ -259,23 +248,18 @@ def test_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, lines)) <= 120
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_command_names_invalid_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, message in (
         ("--seq 8k --ranks 3", "must be a multiple of 6"),
         ("--seq 8X --ranks 2", "such as 8192, 128k or 1M"),
         ("--seq 8k --ranks 2 --within 0", "within must be positive"),
-    ],
-)
-def test_command_names_invalid_arguments(
-    arguments: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main(arguments.split())
-    assert message in capsys.readouterr().err
+    ):
+        with pytest.raises(SystemExit):
+            main(arguments.split())
+        assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("text", "value"), [("1000", 1000), ("128k", 131072), ("10M", 10 << 20)])
+@each(("text", "value"), [("1000", 1000), ("128k", 131072), ("10M", 10 << 20)])
 def test_counts_have_suffixes(text: str, value: int) -> None:
     assert count(text) == value
     assert shown(value) == text
