@@ -51,6 +51,7 @@ def test_versions_are_those_in_use() -> None:
     assert found.python == platform.python_version()
     assert found.threads == torch.get_num_threads()
     assert found.devices[0] == "cpu"
+    assert [backend.name for backend in found.backends] == [b.name for b in BACKENDS]
 
 
 def test_build_describes_the_extension_in_use() -> None:
@@ -73,10 +74,6 @@ def test_unknown_instruction_set_cannot_be_forced() -> None:
 
     with pytest.raises(ValueError, match="'sse9'"):
         _C.force_isa("sse9")
-
-
-def test_every_backend_is_listed() -> None:
-    assert [backend.name for backend in tk.info().backends] == [b.name for b in BACKENDS]
 
 
 def test_info_is_frozen() -> None:
@@ -104,9 +101,6 @@ def test_text_aligns_and_labels_each_kind_once() -> None:
         "  missing      a",
         "               b",
     ]
-
-
-def test_text_without_missing_components() -> None:
     assert str(example()).splitlines()[-1] == "  missing      nothing"
 
 

@@ -78,15 +78,13 @@ def test_a_variant_is_usable_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> N
     assert "cpu" not in on_cuda
 
 
-@pytest.mark.parametrize("is_hopper", [False, True])
-def test_a_gpu_runs_one_of_the_two_cuda_variants(
-    is_hopper: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_runs_one_of_the_two_cuda_variants(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr(CudaBackend, "unavailable_reason", lambda self: None)
-    monkeypatch.setattr(variants, "runs_hopper", lambda device: is_hopper)
-    usable = {variant.name for variant in usable_variants(device=torch.device("cuda"))}
-    assert ("cuda_sm80" in usable, "cuda_sm90" in usable) == (not is_hopper, is_hopper)
+    for is_hopper in (False, True):
+        monkeypatch.setattr(variants, "runs_hopper", lambda _, is_hopper=is_hopper: is_hopper)
+        usable = {variant.name for variant in usable_variants(device=torch.device("cuda"))}
+        assert ("cuda_sm80" in usable, "cuda_sm90" in usable) == (not is_hopper, is_hopper)
 
 
 def test_an_unsupported_sdpa_kernel_does_not_fall_back() -> None:
