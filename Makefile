@@ -90,7 +90,7 @@ hub: $(call packages,demo) build
 # Their tests, with the packages that load them in a separate folder: transformers accepts one minor
 # version of `kernels` only.
 test-hub: $(call packages,test-all) hub build/hub_packages
-	PYTHONPATH=build/hub_packages $(PYTEST) tests/hub $(share)
+	PYTHONPATH=build/hub_packages $(PYTEST) tests/integrations/hub $(share)
 
 bench: $(call packages,test) build
 	$(RUN) -m pytest benchmarks
