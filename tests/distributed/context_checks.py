@@ -27,6 +27,7 @@ from transformer_kernels.nn.blocks import TransformerBlock, recompute_blocks
 context_parallel: Any = distributed.context_parallel  # some calls have invalid arguments
 
 B, T, VOCABULARY = 2, 24, 31
+SIZES: dict[str, Any] = {"vocabulary": VOCABULARY, "layers": 2, "width": 16, "dropout": 0.0}
 BOUND = 1e-12
 
 Run = Callable[[ContextParallel | None], Tensor]
@@ -74,12 +75,9 @@ def own(context: ContextParallel | None, x: Tensor) -> Tensor:
     return x if context is None else context.shard(x, 1)
 
 
-def gpt2(dropout: float = 0.0) -> GPT2:
+def gpt2() -> GPT2:
     torch.manual_seed(0)
-    config = GPT2Config(
-        vocabulary=VOCABULARY, context=T, layers=2, heads=4, width=16, dropout=dropout
-    )
-    return GPT2(config).double()
+    return GPT2(GPT2Config(**SIZES, heads=4, context=T)).double()
 
 
 def check_switch() -> None:
@@ -121,24 +119,9 @@ def check_modules() -> None:
     """Encoders with padding, whose embedding is NaN, relative positions, and cross-attention."""
     torch.manual_seed(0)
     lengths = torch.tensor([T - 7, T])
-    bert = Bert(
-        BertConfig(
-            vocabulary=VOCABULARY, context=T, layers=2, heads=2, width=16, hidden=32, dropout=0.0
-        )
-    ).double()
-    t5 = T5(
-        T5Config(
-            vocabulary=VOCABULARY,
-            layers=2,
-            decoder_layers=2,
-            heads=2,
-            width=16,
-            head_size=8,
-            hidden=32,
-            dropout=0.0,
-            tied_embeddings=False,
-        )
-    ).double()
+    sizes = SIZES | {"heads": 2, "hidden": 32}
+    bert = Bert(BertConfig(**sizes, context=T)).double()
+    t5 = T5(T5Config(**sizes, decoder_layers=2, head_size=8, tied_embeddings=False)).double()
     for model in (bert, t5):
         nn.init.constant_(model.embedding.weight[0], torch.nan)
     visible = torch.arange(T) < lengths[:, None]
@@ -162,7 +145,7 @@ def check_data_parallel() -> None:
     reference = gpt2()
     (reference(text).square().sum() / text.numel()).backward()
     wanted = {name: p.grad for name, p in reference.named_parameters()}
-    for wrapped in (ddp, fsdp):
+    for wrapped in (DistributedDataParallel, fsdp):
         model = gpt2()
         runner = wrapped(model)
         with context_parallel() as context:
@@ -171,10 +154,6 @@ def check_data_parallel() -> None:
         for name, p in model.named_parameters():
             gradient = p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
             assert_close(name, gradient, wanted[name])
-
-
-def ddp(model: GPT2) -> nn.Module:
-    return DistributedDataParallel(model)
 
 
 def fsdp(model: GPT2) -> nn.Module:
@@ -288,4 +267,3 @@ def check_everything() -> None:
     check_recomputation_outside()
     check_sdpa()
     check_compiled_sdpa()
-    check_refusals()

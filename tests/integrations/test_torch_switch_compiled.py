@@ -194,9 +194,16 @@ def test_the_cache_on_disk_holds_torchs_graphs_only(
     assert states == [1, 1, 0, 0] * 2
 
 
-def test_results_of_both_states() -> None:
-    compiled, _ = counted(attend)
+@pytest.mark.parametrize(
+    "compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.exhaustive)]
+)
+def test_results_of_both_states(compiler: str) -> None:
+    """Inductor also caches compiled graphs on disk, keyed by the same operator name."""
+    torch.compiler.reset()
+    compiled = torch.compile(attend, backend=compiler, fullgraph=True)
     expected = compiled(Q)
-    with tk.enabled():
-        assert_same_function(compiled(Q), expected)
+    for on in (False, True, False):
+        assert calls_of_our_kernels(compiled, Q, on) == on
+        with tk.enabled() if on else nullcontext():
+            assert_same_function(compiled(Q), expected)
     assert torch.equal(compiled(Q), expected)

@@ -1,4 +1,4 @@
-"""Wheels: contents, size, platform tag, and where their machine code may run."""
+"""Wheels: contents, size, platform tag, instruction sets. Kernels for HuggingFace's hub."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 from setuptools.errors import PlatformError
 
-from building import wheel
+from building import hub, wheel
 from building.extension import OBJECTS, ROOT
-from building.tools import missing_tools
+from building.tools import MINIMUM_TORCH, missing_tools
 from building.wheel_tests import newest_wheel, source_archive, tree
+from tests.support.imports import imported_by, module_name
 
 NO_TOOLS = missing_tools(os.environ, Path(sysconfig.get_path("include")))
 needs_linux = pytest.mark.skipif(
@@ -187,3 +188,32 @@ def test_installed_package_replaces_that_of_the_source_archive(built: Path, tmp_
     )
     assert "cpu: available" in result.stdout
     assert Path(result.stdout.splitlines()[-1]).resolve().is_relative_to(site)
+
+
+def test_every_import_of_the_package_is_copied() -> None:
+    copied = {module_name(hub.PACKAGE / file) for file in hub.sources()}
+    for name in sorted(copied):
+        missing = {one for one in imported_by(name) if one.startswith("transformer_kernels.")}
+        assert missing <= copied | {"transformer_kernels._C"}, f"{name} imports {missing - copied}"
+
+
+@pytest.mark.parametrize(
+    ("machine", "system", "expected"),
+    [
+        ("x86_64", "Linux", "cpu-x86_64-linux"),
+        ("arm64", "Darwin", "cpu-aarch64-darwin"),
+        ("AMD64", "Windows", "cpu-x86_64-windows"),
+    ],
+)
+def test_variants(machine: str, system: str, expected: str) -> None:
+    abi = "torch-stable-abi" + "".join(map(str, MINIMUM_TORCH))
+    assert hub.variant(machine, system) == f"{abi}-{expected}"
+
+
+def test_identifiers_differ() -> None:
+    """Between kernels, and between versions of their sources."""
+    texts = {"a.py": "1"}
+    names = {hub.identifier(kernel, texts) for kernel in hub.KERNELS}
+    names.add(hub.identifier("attention", {"a.py": "2"}))
+    assert len(names) == 3
+    assert all(name.isidentifier() for name in names)

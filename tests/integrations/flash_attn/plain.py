@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,12 +74,23 @@ def with_gradients(
     return {"o": o.detach()} | {f"d{n}": x for n, x in enumerate(gradients)}
 
 
+def _with_sinks(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Makes `s_aux` the last argument."""
+    return lambda *tensors: call(*tensors[:-1], s_aux=tensors[-1])
+
+
 def assert_agrees(
     call: Callable[..., Tensor],
     expected: Callable[..., Tensor],
     tensors: tuple[Tensor, ...],
+    **options: Any,
 ) -> None:
-    """Asserts the tolerance rule for o and the gradients of `call`, against float64."""
+    """Asserts the tolerance rule for o and the gradients of `call`, against float64. Both functions
+    get the options; the sinks `s_aux` are differentiated too."""
+    call, expected = partial(call, **options), partial(expected, **options)
+    if (sinks := options.get("s_aux")) is not None:
+        call, expected = _with_sinks(call), _with_sinks(expected)
+        tensors = (*tensors, sinks)
     do = torch.randn_like(expected(*tensors))
     got, plain = with_gradients(call, tensors, do), with_gradients(expected, tensors, do)
     exact = with_gradients(expected, tuple(x.double() for x in tensors), do.double())

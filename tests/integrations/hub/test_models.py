@@ -1,4 +1,8 @@
-"""Models of transformers with `attn_implementation="org/repository"` agree with "eager"."""
+"""Models of transformers with `attn_implementation="org/repository"` agree with "eager".
+
+sentence-transformers joins the texts of a batch without padding, if the kernel has
+`flash_attn_varlen_func`.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +11,28 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
+from benchmarks.runner.checks import Sizes
+from benchmarks.runner.run import Comparison, Run
 from building.extension import ROOT
+from tests.bench.example import PROVENANCE
 from tests.integrations.huggingface import families
 from tests.integrations.huggingface.tiny_models import (
-    PADDINGS,
-    TINY,
-    assert_close,
-    assert_same_gradients,
+    assert_same_run,
     build,
+    generated,
+    named_paddings,
     names,
-    padding,
     run,
-    tokens,
     transformers,
 )
+from transformer_kernels.bench import Budget, Row
 
 ATTENTION, FLASH_ATTN = "tk/attention", "tk/flash-attn"
 UNPADDED = ("llama", "mistral", "gemma2", "gemma3", "qwen3", "bert", "modernbert", "whisper", "vit")
@@ -42,43 +48,28 @@ def with_kernel(name: str, kernel: str) -> Any:
 
 
 def cases() -> Iterator[tuple[str, str, str]]:
-    """Yields (kernel, model, padding). Images have none. Without padding, windows cross gaps."""
-    for name, tiny in TINY.items():
-        for kind_of_padding in PADDINGS if tiny.kind != "image" else ("none",):
-            yield ATTENTION, name, kind_of_padding
-            if name in UNPADDED and kind_of_padding != "gaps":
-                yield FLASH_ATTN, name, kind_of_padding
+    """Yields (kernel, model, padding). Without padding, windows cross gaps."""
+    for name, kind_of_padding in named_paddings():
+        yield ATTENTION, name, kind_of_padding
+        if name in UNPADDED and kind_of_padding != "gaps":
+            yield FLASH_ATTN, name, kind_of_padding
 
 
 @pytest.mark.parametrize(("kernel", "name", "kind_of_padding"), list(cases()))
 def test_agrees_with_eager(kernel: str, name: str, kind_of_padding: str) -> None:
     model = with_kernel(name, kernel)
-    output, gradients = run(model, name, kind_of_padding)
+    found = run(model, name, kind_of_padding)
     model.set_attn_implementation("eager")
-    expected, wanted = run(model, name, kind_of_padding)
-    assert_close(output, expected)
-    assert_same_gradients(gradients, wanted)
+    assert_same_run(found, run(model, name, kind_of_padding))
 
 
 @pytest.mark.parametrize("kernel", [ATTENTION, FLASH_ATTN])
 @pytest.mark.parametrize("name", [name for name in names("decoder") if name in UNPADDED])
 def test_generation(name: str, kernel: str) -> None:
-    """The prompts are padded on the left."""
     model = with_kernel(name, kernel)
-    model.generation_config.eos_token_id = None
-
-    def generated() -> Tensor:
-        found: Tensor = model.generate(
-            input_ids=tokens(9),
-            attention_mask=padding("left", 9),
-            max_new_tokens=10,
-            do_sample=False,
-        )
-        return found
-
-    ours = generated()
+    ours = generated(model)
     model.set_attn_implementation("eager")
-    assert torch.equal(ours, generated())
+    assert torch.equal(ours, generated(model))
 
 
 @pytest.mark.parametrize("family", ["deepseek_v32", "deepseek_v4", "nllb-moe"])
@@ -87,10 +78,8 @@ def test_masks_and_arguments(family: str) -> None:
     eager = families.built(family, "eager")
     ours = families.built(family, ATTENTION, eager.state_dict())
     for kind_of_padding in ("none", "left"):
-        output, gradients = families.run(ours, kind_of_padding)
-        expected, wanted = families.run(eager, kind_of_padding)
-        assert_close(output, expected)
-        assert_same_gradients(gradients, wanted)
+        found = families.run(ours, kind_of_padding)
+        assert_same_run(found, families.run(eager, kind_of_padding))
 
 
 def test_models_with_attention_of_their_own() -> None:
@@ -127,3 +116,71 @@ def test_example(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(
         x.grad.isfinite().all() for name, x in model.named_parameters() if "pooler" not in name
     )
+
+
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+
+
+@pytest.fixture(scope="module")
+def runner() -> Any:
+    transformers()
+    from benchmarks.suites import sentence_encoder
+
+    return sentence_encoder
+
+
+@pytest.fixture(scope="module")
+def folder(runner: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bert")
+    runner.write_encoder(path, **SIZES, num_attention_heads=4)
+    return path
+
+
+def test_texts_of_different_lengths(runner: Any, folder: Path) -> None:
+    texts = runner.texts(6, 48)
+    expected = runner.encoder(folder, "sdpa").encode(texts, convert_to_tensor=True)
+    unpadded, shapes = runner.encoder(folder, FLASH_ATTN), []
+    forward = unpadded[0].model.forward
+
+    def recorded(**arguments: Any) -> Any:
+        shapes.append(tuple(arguments["input_ids"].shape))
+        return forward(**arguments)
+
+    unpadded[0].model.forward = recorded
+    found = unpadded.encode(texts, convert_to_tensor=True)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert shapes == [(1, 3 + 12 + 21 + 30 + 39 + 48)]
+
+
+def measured(runner: Any, folder: Path, dtype: torch.dtype) -> list[Row]:
+    case = Sizes(name="encoder", B=3, H_q=4, H_kv=4, M=20, N=20, dtype=dtype)
+    run = Run(PROVENANCE, Budget(0.0, fewest=1), folder=folder, keep=False)
+    measure = partial(runner.encoders, case, SIZES | {"num_attention_heads": 4})
+    return run.measure("a suite", Comparison(name="", measurements=measure))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_benchmark(runner: Any, tmp_path: Path, dtype: torch.dtype) -> None:
+    rows = measured(runner, tmp_path, dtype)
+    assert [(row.direction, row.variant) for row in rows] == [
+        (direction, variant)
+        for direction in ("fwd", "fwd+bwd")
+        for variant in ("sdpa", "tk/attention", "tk/flash-attn")
+    ]
+    assert all(row.median_ms > 0 for row in rows)
+
+
+def test_a_wrong_result_stops_the_benchmark(
+    runner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kernels import get_kernel
+
+    varlen = sys.modules[get_kernel(FLASH_ATTN, version=1).flash_attn_varlen_func.__module__]
+    right: Any = varlen.attention_varlen
+
+    def wrong(*arguments: Any, **options: Any) -> Any:
+        return 1.1 * right(*arguments, **options)
+
+    monkeypatch.setattr(varlen, "attention_varlen", wrong)
+    with pytest.raises(AssertionError, match=r"fwd, float32: tk/flash-attn is .* off"):
+        measured(runner, tmp_path, torch.float32)

@@ -1,7 +1,7 @@
 """The text families of transformers: each agrees with "eager", or is refused.
 
 `python -m tests.integrations.huggingface.families --write` runs all of them, and records the
-outcomes in docs/drop-in.md. test_families.py compares with that record.
+outcomes in docs/drop-in.md. test_models.py compares with that record.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from torch.nn import functional
 from tests.integrations.huggingface.tiny_configs import small_config
 from tests.integrations.huggingface.tiny_models import (
     LENGTH,
+    Run,
     error_of,
     errors_of_gradients,
     gradients_of,
@@ -110,10 +111,6 @@ def tiny_config(family: str) -> Any:
         return config
     text = config.get_text_config(decoder=True)
     return text if isinstance(text, wanted) else config
-
-
-Run = tuple[Tensor, dict[str, Tensor]]
-"""Outputs at tokens, and the gradient of each parameter."""
 
 
 def built(family: str, attn_implementation: str, weights: Any = None) -> Any:

@@ -196,6 +196,15 @@ def padding(kind: str, length: int = LENGTH) -> Tensor | None:
 PADDINGS = ("none", "all", "right", "left", "gaps")
 
 
+def named_paddings() -> list[tuple[str, str]]:
+    """Returns each model with each kind of padding; images have none."""
+    return [
+        (name, kind_of_padding)
+        for name, tiny in TINY.items()
+        for kind_of_padding in (PADDINGS if tiny.kind != "image" else ("none",))
+    ]
+
+
 def tokens(length: int = LENGTH, batch: int = 3) -> Tensor:
     """Random tokens without special ones."""
     generator = torch.Generator().manual_seed(1)
@@ -229,16 +238,25 @@ def _last(visible: Tensor) -> Tensor:
     return visible.shape[1] - 1 - visible.flip(1).argmax(1)
 
 
-def run(
-    model: nn.Module, name: str, kind_of_padding: str = "right", **more: Any
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns the outputs at tokens, and the gradient of each parameter; 0 where there is none."""
+Run = tuple[Tensor, dict[str, Tensor]]
+"""Outputs at tokens, and the gradient of each parameter; 0 where there is none."""
+
+
+def run(model: nn.Module, name: str, kind_of_padding: str = "right", **more: Any) -> Run:
     arguments, visible = inputs(name, kind_of_padding)
     model.zero_grad()
     output = getattr(model(**arguments, **more), TINY[name].output)
     if visible is not None:
         output = output[visible.bool()]
     return output.detach(), gradients_of(model, output)
+
+
+def generated(model: Any, prompts: Inputs | None = None, **more: Any) -> Tensor:
+    """Returns greedy tokens; the default prompts are padded on the left."""
+    model.generation_config.eos_token_id = None
+    prompts = prompts or {"input_ids": tokens(9), "attention_mask": padding("left", 9)}
+    found: Tensor = model.generate(**prompts, max_new_tokens=10, do_sample=False, **more)
+    return found
 
 
 def gradients_of(model: nn.Module, output: Tensor) -> dict[str, Tensor]:
@@ -276,8 +294,7 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-5) -> N
     assert error <= tolerance, f"{error:.1e} off"
 
 
-def assert_same_gradients(
-    actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-4
-) -> None:
-    for name, error in errors_of_gradients(actual, expected).items():
-        assert error <= tolerance, f"{name} is {error:.1e} off"
+def assert_same_run(actual: Run, expected: Run) -> None:
+    assert_close(actual[0], expected[0])
+    for name, error in errors_of_gradients(actual[1], expected[1]).items():
+        assert error <= 1e-4, f"{name} is {error:.1e} off"

@@ -1,16 +1,21 @@
-"""The functions of flash_attn on a CUDA device: as on the CPU, where plain torch judges them."""
+"""Other ways to call attention on a CUDA device: flash_attn, `enable`, torch.compile."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
 
+import transformer_kernels as tk
+from tests.gpu import on_device
 from tests.integrations.flash_attn.plain import OPTIONS
 from transformer_kernels.bench.tolerance import assert_within_rule
 from transformer_kernels.integrations.flash_attn import (
@@ -27,10 +32,20 @@ ROWS = ("q", "k", "v", "k_cache", "v_cache", "x")
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
+@pytest.fixture(autouse=True)
+def _off_and_nothing_compiled() -> Iterator[None]:
+    torch.compiler.reset()
+    tk.disable()
+    yield
+    tk.disable()
+
+
 def to(device: str, x: Any) -> Any:
-    """Copies tensors, and dicts of them, to a device; they require grad as before."""
+    """Copies tensors, masks, and dicts of them, to a device; they require grad as before."""
     if isinstance(x, dict):
         return {name: to(device, value) for name, value in x.items()}
+    if isinstance(x, tk.Mask):
+        return x.to(device)
     return x.detach().to(device).requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x
 
 
@@ -167,3 +182,113 @@ def test_deterministic_gradients() -> None:
     qkv = torch.randn(2, 300, 3, 4, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     first = gradient_of(qkv)
     assert all(torch.equal(gradient_of(qkv), first) for _ in range(5))
+
+
+def ours_in(call: Callable[[], object]) -> int:
+    """Returns how often an operator of any of our backends ran during `call()`."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        call()
+    return sum(event.name.startswith("transformer_kernels::") for event in profiler.events())
+
+
+def assert_close(got: Any, expected: Any) -> None:
+    torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.2}], ids=str)
+def test_training_under_enable(options: dict[str, Any], dtype: torch.dtype) -> None:
+    def one() -> Tensor:
+        return torch.randn(2, 4, 193, 64, device="cuda", dtype=dtype, requires_grad=True)
+
+    qkv, cotangent = (one(), one(), one()), torch.randn(2, 4, 193, 64, device="cuda", dtype=dtype)
+
+    def step() -> tuple[Tensor, ...]:
+        o = functional.scaled_dot_product_attention(*qkv, **options)
+        return (o, *torch.autograd.grad(o, qkv, cotangent))
+
+    expected = step()
+    assert ours_in(step) == 0
+    with tk.enabled():
+        assert ours_in(step) >= 2
+        assert_close(step(), expected)
+        with sdpa_kernel(SDPBackend.MATH):
+            assert ours_in(step) == 0
+
+
+def test_jagged_tensors_under_enable() -> None:
+    rows = [torch.randn(n, 4, 64, device="cuda", dtype=torch.bfloat16) for n in (3, 190, 1)]
+    x = torch.nested.as_nested_tensor(rows, layout=torch.jagged).requires_grad_()
+
+    def step() -> tuple[Tensor, Tensor]:
+        q = x.transpose(1, 2)
+        o = functional.scaled_dot_product_attention(q, q, q, is_causal=True).transpose(1, 2)
+        (dx,) = torch.autograd.grad(o.values().float().square().sum(), x)
+        return o.values(), dx.values()
+
+    expected = step()
+    with tk.enabled():
+        assert ours_in(step) >= 2
+        assert_close(step(), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("nested", [False, True])
+def test_torchs_modules_under_enable(nested: bool) -> None:
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval().cuda().half()
+    rows = [torch.randn(n, 64, device="cuda", dtype=torch.float16) for n in (130, 1, 77)]
+    x = torch.nested.as_nested_tensor(rows) if nested else rows[0][None]
+    expected = layer(x)
+    with tk.enabled():
+        assert ours_in(lambda: layer(x)) >= 1
+        got = layer(x)
+    assert_close(list(got.unbind()), list(expected.unbind()))
+
+
+def test_compiled_under_enable() -> None:
+    q, k, v = (torch.randn(2, 4, 128, 64, device="cuda", dtype=torch.float16) for _ in range(3))
+    compiled = torch.compile(functional.scaled_dot_product_attention, fullgraph=True)
+    expected = compiled(q, k, v)
+    with tk.enabled():
+        assert ours_in(lambda: compiled(q, k, v)) >= 1
+        assert_close(compiled(q, k, v), expected)
+
+
+COMPILED: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"mask": tk.Mask.causal()},
+    "padding": {"mask": tk.Mask.padding(torch.tensor([193, 60]))},
+    "segments": {"mask": tk.Mask.segments(torch.arange(193).expand(2, -1) // 70)},
+    "dropout": {"dropout_p": 0.3, "seed": 7},
+    "softcap": {"softcap": 2.0, "scale": 0.2},
+}
+
+
+@pytest.mark.parametrize("options", COMPILED.values(), ids=COMPILED)
+def test_forward_and_backward_compile_to_one_graph_each(
+    options: dict[str, Any], backend: str
+) -> None:
+    """Inductor fuses the operations around attention."""
+    moved = to("cuda", options)
+
+    def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        o: Tensor = tk.attention(q * 2, k, v, **moved, backend=backend)
+        return torch.nn.functional.gelu(o)
+
+    x = on_device.tensors(dtype=torch.float32)
+    fast: Callable[..., Tensor] = torch.compile(layer, fullgraph=True)
+    o, expected = fast(*x[:3]), layer(*x[:3])
+    got = (o, *torch.autograd.grad(o, x[:3], x.do))
+    eager = (expected, *torch.autograd.grad(expected, x[:3], x.do))
+    torch.testing.assert_close(got, eager, rtol=1e-5, atol=1e-5)
+
+
+def test_dynamic_lengths_compile(backend: str) -> None:
+    def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        o: Tensor = tk.attention(q, k, v, mask=tk.Mask.causal(), backend=backend)
+        return o + 1
+
+    fast: Callable[..., Tensor] = torch.compile(layer, fullgraph=True, dynamic=True)
+    for length in (71, 90, 133):
+        x = on_device.tensors(M=length, N=length, dtype=torch.float32)
+        torch.testing.assert_close(fast(*x[:3]), layer(*x[:3]))
