@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import transformer_kernels as tk
+from building.extension import ROOT
 from tests.support.operators import FORWARD, operators_run_by
 from tests.support.tiers import each
 from transformer_kernels.bench.tolerance import assert_same_function
@@ -88,6 +90,26 @@ def test_each_state_is_compiled_once(case: str) -> None:
         states = [calls_of_our_kernels(compiled, x, on) for on in (True, False) * 2]
     assert states == [1, 0, 1, 0]
     assert backend.frame_count == 1
+
+
+FIRST_COMPILATION = """
+import torch
+import transformer_kernels as tk
+
+layer = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True).eval()
+attend = torch.nn.functional.scaled_dot_product_attention
+x = torch.randn(2, 7, 8)
+with tk.enabled():
+    torch.compile(attend, backend="eager", fullgraph=True)(x, x, x)
+with torch.no_grad():
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    assert (compiled(x) - layer(x)).abs().max() < 1e-5
+"""
+
+
+def test_the_first_compilation_of_a_process_may_be_that_of_the_replacement() -> None:
+    """Afterwards torch's own operators are compiled as before."""
+    subprocess.run([sys.executable, "-c", FIRST_COMPILATION], cwd=ROOT, check=True)
 
 
 def test_a_lone_thread_keeps_what_compiled_code_needs(monkeypatch: pytest.MonkeyPatch) -> None:
