@@ -23,8 +23,7 @@ MARKS = {
 
 
 @pytest.mark.parametrize(
-    "section",
-    [pytest.param(name, marks=MARKS.get(name, ())) for name in SECTIONS if name != HUB],
+    "section", [pytest.param(name, marks=MARKS.get(name, ())) for name in SECTIONS if name != HUB]
 )
 def test_example(section: str) -> None:
     if section == HUGGINGFACE:

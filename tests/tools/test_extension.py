@@ -72,9 +72,8 @@ def shared_object(tree: Path) -> Path:
 def test_kernels_are_compiled_once_for_each_instruction_set() -> None:
     units = [(unit.variant, unit.source) for unit in host_units("x86_64", TORCH, "")]
     sources = [f"csrc/cpu/{folder}/kernels.cpp" for folder in ("attention", "linear")]
-    isas = ["portable", "avx2", "avx512", "amx"]
-    kernels = [unit for unit in units if unit[1] in sources]
-    assert kernels == [(isa, x) for isa in isas for x in sources]
+    expected = [(isa, x) for isa in ("portable", "avx2", "avx512", "amx") for x in sources]
+    assert [unit for unit in units if unit[1] in sources] == expected
     assert [isa.name for isa in isas_for("aarch64")] == ["portable"]
 
 
@@ -115,23 +114,16 @@ def test_ninja_file_has_the_compiler_and_flags_of_each_unit() -> None:
     assert lines[lines.index("pool nvcc") + 1] == "depth = 3"
 
 
-def test_cxx_names_the_compiler(tmp_path: Path) -> None:
+def test_compiler_is_that_of_cxx_or_found_on_path(tmp_path: Path) -> None:
+    environ = {"PATH": str(tmp_path)}
+    assert tools.find_compiler(environ) == ()
+    for name in ("clang++", "g++"):
+        program(tmp_path, name)
+        assert tools.find_compiler(environ) == (name,)
     program(tmp_path, "my-c++")
-    environ = {"PATH": str(tmp_path), "CXX": "my-c++ -v"}
-    assert tools.find_compiler(environ) == ("my-c++", "-v")
-
-
-def test_missing_cxx_is_an_error(tmp_path: Path) -> None:
+    assert tools.find_compiler(environ | {"CXX": "my-c++ -v"}) == ("my-c++", "-v")
     with pytest.raises(PlatformError, match=r"CXX is 'icpx'"):
-        tools.find_compiler({"PATH": str(tmp_path), "CXX": "icpx"})
-
-
-def test_compiler_is_found_on_path(tmp_path: Path) -> None:
-    assert tools.find_compiler({"PATH": str(tmp_path)}) == ()
-    program(tmp_path, "clang++")
-    assert tools.find_compiler({"PATH": str(tmp_path)}) == ("clang++",)
-    program(tmp_path, "g++")
-    assert tools.find_compiler({"PATH": str(tmp_path)}) == ("g++",)
+        tools.find_compiler(environ | {"CXX": "icpx"})
 
 
 def test_missing_tools_are_named_with_installation_hints(tmp_path: Path) -> None:
@@ -143,18 +135,15 @@ def test_missing_tools_are_named_with_installation_hints(tmp_path: Path) -> None
     assert tools.missing_tools({"PATH": str(tmp_path)}, tmp_path) == []
 
 
-@pytest.mark.parametrize("package", ["torch", "pybind11"])
-def test_missing_build_package_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("package", ["torch", "pybind11", "ninja"])
+def test_missing_build_package_is_named(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(PlatformError, match=rf"{package} is needed.*pip install '?{package}"):
-        getattr(tools, f"find_{package}")()
-
-
-def test_missing_ninja_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    with pytest.raises(PlatformError, match=r"ninja is needed.*pip install ninja"):
-        tools.find_ninja()
+    with pytest.raises(PlatformError, match=rf"{package} is needed.*pip install '?{package}"):
+        getattr(tools, f"find_{package}")()
 
 
 def test_old_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +258,7 @@ def listed(name: str) -> set[str]:
     return own.union(*map(listed, included))
 
 
-def test_requirement_lists_match_the_extras() -> None:
+def test_requirement_lists_match_the_extras_and_are_pinned() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = {name: names_in(x) for name, x in project["project"]["optional-dependencies"].items()}
     build, torch = names_in(project["build-system"]["requires"]), {"torch"}
@@ -278,9 +267,6 @@ def test_requirement_lists_match_the_extras() -> None:
     assert listed("wheel") == listed("demo") | extras["wheel"]
     assert listed("test-all") == listed("test") | listed("wheel") | extras["test-all"]
     assert listed("lint") == listed("test-all") | extras["lint"]
-
-
-def test_every_required_package_is_pinned() -> None:
     lines = (ROOT / "requirements/versions.txt").read_text().splitlines()
     pinned = {line.partition("==")[0] for line in lines if "==" in line}
     assert listed("lint") <= pinned

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -62,6 +63,44 @@ def attend(
         sinks=s_aux,
     )  # fmt: skip
     return o.transpose(1, 2), lse
+
+
+def starts(lengths: Iterable[int]) -> Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+
+
+def by_sequence(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths_q: Sequence[int],
+    lengths_k: Sequence[int],
+    **options: Any,
+) -> Tensor:
+    """Returns o of packed sequences. Slopes may be (batch, heads)."""
+    slopes = options.pop("alibi_slopes", None)
+    parts = []
+    for b, one in enumerate(
+        zip(
+            q.split(list(lengths_q)),
+            k.split(list(lengths_k)),
+            v.split(list(lengths_k)),
+            strict=True,
+        )
+    ):
+        own = slopes if slopes is None or slopes.dim() == 1 else slopes[b]
+        parts.append(attend(*(x[None] for x in one), alibi_slopes=own, **options)[0][0])
+    return torch.cat(parts)
+
+
+def in_pages(x: Tensor, lengths: Sequence[int], page_size: int, table: Tensor) -> Tensor:
+    """Returns (blocks, page_size, heads, headdim), with NaN in rows that are not in use."""
+    pages = x.new_full((int(table.max()) + 2, page_size, *x.shape[1:]), torch.nan)
+    for b, (start, end) in enumerate(pairwise([0, *accumulate(lengths)])):
+        for n, row in enumerate(range(start, end, page_size)):
+            part = x[row : min(end, row + page_size)]
+            pages[table[b, n], : len(part)] = part
+    return pages
 
 
 def with_gradients(

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.integrations.flash_attn.plain import OPTIONS, PACKED_OPTIONS, assert_agrees, attend
+from tests.integrations.flash_attn.plain import (
+    OPTIONS,
+    PACKED_OPTIONS,
+    assert_agrees,
+    by_sequence,
+    in_pages,
+    starts,
+)
 from tests.support.tiers import each
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.integrations.flash_attn import (
@@ -21,29 +27,11 @@ from transformer_kernels.integrations.flash_attn import (
 LENGTHS_Q, LENGTHS_K = (3, 70, 17), (5, 35, 40)
 
 
-def starts(lengths: tuple[int, ...]) -> Tensor:
-    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-
-
 OFFSETS = starts(LENGTHS_Q), starts(LENGTHS_K), max(LENGTHS_Q), max(LENGTHS_K)
 
 
-def by_sequence(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lengths_q: tuple[int, ...] = LENGTHS_Q,
-    lengths_k: tuple[int, ...] = LENGTHS_K,
-    **options: Any,
-) -> Tensor:
-    slopes = options.pop("alibi_slopes", None)
-    parts = []
-    ends = (pairwise([0, *accumulate(lengths)]) for lengths in (lengths_q, lengths_k))
-    for b, ((i0, i1), (j0, j1)) in enumerate(zip(*ends, strict=True)):
-        own = slopes if slopes is None or slopes.dim() == 1 else slopes[b]
-        one = q[None, i0:i1], k[None, j0:j1], v[None, j0:j1]
-        parts.append(attend(*one, alibi_slopes=own, **options)[0][0])
-    return torch.cat(parts)
+def separate(*qkv: Tensor, **options: Any) -> Tensor:
+    return by_sequence(*qkv, LENGTHS_Q, LENGTHS_K, **options)
 
 
 def packed(
@@ -60,7 +48,7 @@ def test_against_float64(options: dict[str, Any], dtype: torch.dtype) -> None:
     def call(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         return flash_attn_varlen_func(q, k, v, *OFFSETS, **options)
 
-    assert_agrees(call, by_sequence, packed(dtype, LENGTHS_Q, LENGTHS_K), **options)
+    assert_agrees(call, separate, packed(dtype, LENGTHS_Q, LENGTHS_K), **options)
 
 
 @each("options", PACKED_OPTIONS.values(), ids=PACKED_OPTIONS)
@@ -83,16 +71,6 @@ def test_packed_forms(options: dict[str, Any]) -> None:
     assert_agrees(call, expected, (qkv,), **options)
 
 
-def in_pages(x: Tensor, lengths: tuple[int, ...], page_size: int, table: Tensor) -> Tensor:
-    """Returns (blocks, page_size, heads, headdim), with NaN in rows that are not in use."""
-    pages = x.new_full((int(table.max()) + 2, page_size, *x.shape[1:]), torch.nan)
-    for b, (start, end) in enumerate(pairwise([0, *accumulate(lengths)])):
-        for n, row in enumerate(range(start, end, page_size)):
-            part = x[row : min(end, row + page_size)]
-            pages[table[b, n], : len(part)] = part
-    return pages
-
-
 @pytest.mark.parametrize("page_size", [16, 7, 64])
 @pytest.mark.parametrize("lengths_q", [(1, 1, 1), (4, 4, 4), (1, 9, 0), (3, 70, 17)], ids=str)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -104,7 +82,7 @@ def test_pages(options: dict[str, Any], lengths_q: tuple[int, ...], page_size: i
     k_pages, v_pages = (in_pages(x, LENGTHS_K, page_size, table) for x in (k, v))
     offsets = starts(lengths_q), starts(LENGTHS_K), max(lengths_q), 40
     leaf = q.clone().requires_grad_()  # pages are copied
-    expected = by_sequence(leaf, k, v, lengths_q, **options)
+    expected = by_sequence(leaf, k, v, lengths_q, LENGTHS_K, **options)
     for one in (q, leaf):
         o = flash_attn_varlen_func(one, k_pages, v_pages, *offsets, block_table=table, **options)
         assert_same_function(o, expected)
@@ -158,7 +136,7 @@ def test_compiled_training() -> None:
         o: Tensor = compiled(q, k, v, *OFFSETS, **options)
         return o
 
-    assert_agrees(call, by_sequence, packed(torch.float32, LENGTHS_Q, LENGTHS_K), **options)
+    assert_agrees(call, separate, packed(torch.float32, LENGTHS_Q, LENGTHS_K), **options)
 
 
 def test_invalid_arguments() -> None:
@@ -219,6 +197,6 @@ def test_gradient_of_sinks_with_pages(lengths_q: tuple[int, ...]) -> None:
 
     def expected(s_aux: Tensor) -> Tensor:
         q_, k_, v_ = (x.to(s_aux.dtype) for x in (q, k, v))
-        return by_sequence(q_, k_, v_, lengths_q, s_aux=s_aux)
+        return by_sequence(q_, k_, v_, lengths_q, LENGTHS_K, s_aux=s_aux)
 
     assert_agrees(call, expected, (OPTIONS["sinks"]["s_aux"],))

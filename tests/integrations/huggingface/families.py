@@ -36,6 +36,7 @@ from tests.integrations.huggingface.tiny_models import (
     gradients_of,
     padding,
     tokens,
+    with_large_weights,
 )
 from transformer_kernels.functional.attention import attention
 from transformer_kernels.integrations.huggingface import NAME, register
@@ -120,12 +121,9 @@ def built(family: str, attn_implementation: str, weights: Any = None) -> Any:
     model = model_class(family)._from_config(
         tiny_config(family), attn_implementation=attn_implementation, dtype=torch.float32
     )
-    if weights is not None:
-        model.load_state_dict(weights)
-        return model.eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.3)
+    if weights is None:
+        return with_large_weights(model)
+    model.load_state_dict(weights)
     return model.eval()
 
 
@@ -172,15 +170,9 @@ def _generated(model: Any, other: bool = False) -> Tensor:
     start = {"decoder_start_token_id": 1} if model.config.is_encoder_decoder else {}
     visible = padding("left", 9)
     found: Tensor = model.generate(
-        _text(9, visible, other),
-        attention_mask=visible,
-        max_new_tokens=6,
-        min_new_tokens=6,
-        do_sample=False,
-        num_beams=1,
-        pad_token_id=0,
-        **start,
-    )
+        _text(9, visible, other), attention_mask=visible, max_new_tokens=6, min_new_tokens=6,
+        do_sample=False, num_beams=1, pad_token_id=0, **start,
+    )  # fmt: skip
     return found[:, -6:]
 
 

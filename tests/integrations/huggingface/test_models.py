@@ -142,16 +142,10 @@ def test_trainer(tmp_path: Path) -> None:
 
     def losses(attn_implementation: str) -> list[float]:
         arguments = library.TrainingArguments(
-            output_dir=tmp_path / attn_implementation,
-            per_device_train_batch_size=4,
-            num_train_epochs=2,
-            learning_rate=1e-2,
-            logging_steps=1,
-            report_to=[],
-            save_strategy="no",
-            use_cpu=True,
-            disable_tqdm=True,
-        )
+            output_dir=tmp_path / attn_implementation, per_device_train_batch_size=4,
+            num_train_epochs=2, learning_rate=1e-2, logging_steps=1, report_to=[],
+            save_strategy="no", use_cpu=True, disable_tqdm=True,
+        )  # fmt: skip
         model = build("gemma2", attn_implementation)
         trainer = library.Trainer(
             model=model, args=arguments, train_dataset=texts, data_collator=collate

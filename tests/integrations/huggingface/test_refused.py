@@ -11,7 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from tests.integrations.huggingface.tiny_models import assert_close, tokens, transformers
+from tests.integrations.huggingface.tiny_models import (
+    assert_close,
+    tokens,
+    transformers,
+    with_large_weights,
+)
 from transformer_kernels.integrations.huggingface import NAME, register
 
 NEEDS_TRANSFORMERS = pytest.mark.exhaustive  # `make test` does not install it
@@ -151,11 +156,9 @@ def outputs(model: str, config: Any, **arguments: Any) -> tuple[Any, Any]:
     found = []
     for name in (NAME, "eager"):
         torch.manual_seed(0)
-        made = getattr(transformers(), model)._from_config(config, attn_implementation=name).eval()
+        made = getattr(transformers(), model)._from_config(config, attn_implementation=name)
         with torch.no_grad():
-            for parameter in made.parameters():
-                parameter.normal_(std=0.3)
-            found.append(made(**arguments))
+            found.append(with_large_weights(made)(**arguments))
     return found[0], found[1]
 
 
