@@ -115,13 +115,14 @@ def check_disagreement() -> None:
         "bias: Alibi": {"bias": alibi(torch.ones(2)) if rank else None},
         "layout: 'contiguous'": {"layout": "contiguous" if rank else "zigzag"},
     }
-    for message, call in (
+    calls: tuple[tuple[str, Callable[[], object]], ...] = (
         *((one, partial(ring_attention, q, k, v, **x)) for one, x in options.items()),
         (r"q: float32 \(1, 2, 16, 8\)", lambda: ring_attention(*(longer if rank else (q, k, v)))),
         (r"scale: 0.5", lambda: all_to_all_attention(q, k, v, scale=0.5 if rank else None)),
         (r"with gradient", lambda: ring_attention(q.detach() if rank else q, k, v)),
         (r"error: .*share the width", lambda: ring_attention(q, k[..., :4] if rank else k, v)),
-    ):
+    )
+    for message, call in calls:
         expect(ValueError, "all ranks must make the same call, got", call)
         expect(ValueError, message, call)
     assert ring_attention(q, k, v).shape == q.shape

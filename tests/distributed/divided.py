@@ -47,7 +47,7 @@ class Division:
         )
 
     def attend(self, *qkv: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-        attention = all_to_all_attention if self.ring == 1 else ring_attention
+        attention: Any = all_to_all_attention if self.ring == 1 else ring_attention
         result: tuple[Tensor, Tensor] = attention(*qkv, **self._groups, return_lse=True, **options)
         return result
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -98,11 +100,12 @@ def test_a_rank_that_hangs_is_named_in_time() -> None:
 
 def test_processes_must_be_started_first() -> None:
     q, rows, cu_seqlens = torch.zeros(1, 1, 4, 8), torch.zeros(4, 1, 8), torch.tensor([0, 4])
-    for call in (
+    calls: tuple[Callable[[], object], ...] = (
         lambda: ring_attention(q, q, q),
         lambda: shard_sequence(q, dim=2),
         lambda: ring_attention_varlen(rows, rows, rows, cu_seqlens),
         lambda: shard_documents(rows, cu_seqlens),
-    ):
+    )
+    for call in calls:
         with pytest.raises(ValueError, match="is not initialized: start the processes"):
             call()

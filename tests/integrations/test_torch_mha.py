@@ -95,10 +95,11 @@ def test_modules_in_training(padding: Tensor | None) -> None:
     attention = nn.MultiheadAttention(16, 4, batch_first=True)
     layer = nn.TransformerEncoderLayer(16, 4, 32, 0.0, batch_first=True)
     x = PADDED
-    for run in (
+    runs: tuple[Callable[[], Tensor], ...] = (
         lambda: attention(x, x, x, need_weights=False, key_padding_mask=padding)[0],
         lambda: layer(x, src_key_padding_mask=padding),
-    ):
+    )
+    for run in runs:
         expected = run()
         with tk.enabled():
             assert operators_run_by(run)[FORWARD] == 1

@@ -55,12 +55,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Ten
 @pytest.mark.parametrize("window_size", WINDOWS.values(), ids=WINDOWS)
 @pytest.mark.parametrize("H_kv", [4, 2])
 def test_against_float64(dtype: torch.dtype, window_size: tuple[int, int], H_kv: int) -> None:
-    def expected(*tensors: Tensor) -> Tensor:
+    def expected(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         options: dict[str, Any] = {"window_size": window_size, "softmax_scale": 0.2}
-        return by_sequence(*tensors, LENGTHS_Q, LENGTHS_K, **options)
+        return by_sequence(q, k, v, LENGTHS_Q, LENGTHS_K, **options)
 
-    def call(*tensors: Tensor) -> Tensor:
-        return attend(*tensors, window_size=window_size, scale=0.2)[0]
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, window_size=window_size, scale=0.2)[0]
 
     assert_agrees(call, expected, packed(dtype, H_kv))
 
@@ -73,8 +73,8 @@ def test_the_causal_flag_of_the_operators() -> None:
         o: Tensor = operator(q, k, v, *OFFSETS, 70, 67, 0.0, True, False)[0]
         return o
 
-    def expected(*tensors: Tensor) -> Tensor:
-        return by_sequence(*tensors, LENGTHS_Q, LENGTHS_K, causal=True)
+    def expected(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return by_sequence(q, k, v, LENGTHS_Q, LENGTHS_K, causal=True)
 
     assert_agrees(by_flag, expected, packed())
 
@@ -141,8 +141,8 @@ def test_pages(page_size: int, lengths_q: tuple[int, ...], window_size: tuple[in
     "compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.exhaustive)]
 )
 def test_compiled_training(compiler: str) -> None:
-    def call(*tensors: Tensor) -> Tensor:
-        return attend(*tensors, window_size=(-1, 0))[0]
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, window_size=(-1, 0))[0]
 
     tensors, do = packed(), torch.randn(sum(LENGTHS_Q), 4, 12)
     compiled: Any = torch.compile(call, backend=compiler, fullgraph=True)

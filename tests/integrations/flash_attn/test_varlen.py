@@ -30,8 +30,8 @@ LENGTHS_Q, LENGTHS_K = (3, 70, 17), (5, 35, 40)
 OFFSETS = starts(LENGTHS_Q), starts(LENGTHS_K), max(LENGTHS_Q), max(LENGTHS_K)
 
 
-def separate(*qkv: Tensor, **options: Any) -> Tensor:
-    return by_sequence(*qkv, LENGTHS_Q, LENGTHS_K, **options)
+def separate(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    return by_sequence(q, k, v, LENGTHS_Q, LENGTHS_K, **options)
 
 
 def packed(

@@ -59,8 +59,10 @@ def bool_padding(kind: str) -> Tensor | None:
     return None if visible is None else visible.bool()
 
 
-NAMES = ("causal", "bidirectional", "sliding", "sliding_both_ways", "chunked", "packed")
-NAMES += ("packed_sliding", "packed_chunked", "either", "custom")
+NAMES = (
+    *("causal", "bidirectional", "sliding", "sliding_both_ways", "chunked", "packed"),
+    *("packed_sliding", "packed_chunked", "either", "custom"),
+)
 DENSE = ("packed_chunked", "either", "custom")
 """Functions without a structure that a `Mask` has."""
 SIZES = ((11, 11, 0, 0), (5, 11, 6, 0), (5, 9, 6, 2), (4, 14, 3, 0), (1, 11, 10, 0), (1, 7, 10, 4))
