@@ -173,24 +173,23 @@ def test_a_torch_without_guards_compiles_again_at_each_change(
     assert backend.frame_count == 4
 
 
-def graph_cache_after_compiling() -> bool:
-    """Compiles in another thread. Settings of torch.compile belong to a thread."""
-    after: list[bool] = []
-
-    def run() -> None:
-        counted(attend)[0](Q)
-        after.append(functorch_config.enable_autograd_cache)
-
-    thread = threading.Thread(target=run)
+def in_thread(function: Callable[[], object]) -> None:
+    thread = threading.Thread(target=function)
     thread.start()
     thread.join()
-    return after[0]
 
 
 def test_graphs_of_the_replacement_are_not_cached_in_any_thread() -> None:
-    before = functorch_config.enable_autograd_cache
+    """Settings of torch.compile belong to a thread."""
+    before, after = functorch_config.enable_autograd_cache, []
+
+    def compile_once() -> None:
+        counted(attend)[0](Q)
+        after.append(functorch_config.enable_autograd_cache)
+
     with tk.enabled():
-        assert not graph_cache_after_compiling()
+        in_thread(compile_once)
+        assert after == [False]
         assert not functorch_config.enable_autograd_cache
     assert functorch_config.enable_autograd_cache == before
 
@@ -201,18 +200,17 @@ def test_the_cache_on_disk_holds_torchs_graphs_only(
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
-    def run(states: list[int]) -> None:
+    states: list[int] = []
+
+    def run() -> None:
         torch.compiler.reset()
         compiled = torch.compile(attend, fullgraph=True)
         states.append(calls_of_our_kernels(compiled, Q, on=torch_switch._SWITCH.on))
 
-    states: list[int] = []
     for on in (True, False) * 2:
         with tk.enabled() if on else nullcontext():
-            thread = threading.Thread(target=run, args=(states,))
-            thread.start()
-            thread.join()
-            run(states)
+            in_thread(run)
+            run()
     assert states == [1, 1, 0, 0] * 2
 
 
@@ -221,8 +219,13 @@ def test_the_cache_on_disk_holds_torchs_graphs_only(
 )
 def test_results_of_both_states(compiler: str) -> None:
     """Inductor also caches compiled graphs on disk, keyed by the same operator name."""
+
+    def causal(x: Tensor) -> Tensor:
+        k = x[:, :, :5]
+        return functional.scaled_dot_product_attention(x, k, k, is_causal=True)
+
     torch.compiler.reset()
-    compiled = torch.compile(attend, backend=compiler, fullgraph=True)
+    compiled = torch.compile(causal, backend=compiler, fullgraph=True)
     expected = compiled(Q)
     for on in (False, True, False):
         assert calls_of_our_kernels(compiled, Q, on) == on
