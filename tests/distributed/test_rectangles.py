@@ -71,13 +71,10 @@ def test_masks_of_rectangles_are_parts_of_the_mask(case: Case) -> None:
         assert visible is not None
         q = torch.zeros(case.B, case.H_q, M // size, 2)
         k = torch.zeros(case.B, case.H_kv, N // size, 2)
+        cut = functools.partial(shard, layout=layout, size=size)
         for rank, source in itertools.product(range(size), repeat=2):
-            masks = [
-                shard_mask(
-                    whole.make_mask(), functools.partial(shard, layout=layout, rank=r, size=size)
-                )
-                for r in (rank, source)
-            ]
+            cuts = (functools.partial(cut, rank=r) for r in (rank, source))
+            masks = [shard_mask(whole.make_mask(), one) for one in cuts]
             call = undivided_call(q, k, k, size, mask=masks[0])
             k_position = undivided_call(q, k, k, size, mask=masks[1]).problem.mask.k_position
             for rows in pieces_of(layout, M, rank, size):
@@ -86,13 +83,12 @@ def test_masks_of_rectangles_are_parts_of_the_mask(case: Case) -> None:
                     assert call.sees(rows, columns) or not wanted.any()
                     if call.sees(rows, columns):
                         i, j = call.rows_seen(rows, columns), call.columns_seen(rows, columns)
+                        within = (
+                            slice(i.start - rows.start, i.end - rows.start),
+                            slice(j.start - columns.start, j.end - columns.start),
+                        )
                         outside = wanted.clone()
-                        outside[
-                            :,
-                            :,
-                            i.start - rows.start : i.end - rows.start,
-                            j.start - columns.start : j.end - columns.start,
-                        ] = False
+                        outside[:, :, *within] = False
                         assert not outside.any()
                     part = call.rectangle(rows, columns, k_position).mask
                     got = part.visible(rows.length, columns.length, q.device)
