@@ -81,7 +81,7 @@ fuzz: $(call packages,test) build
 # Compiles the Triton kernels with the oldest supported Triton, in a separate folder: many GPU
 # machines have older versions than the test environment. Chips of NVIDIA only, one for each core.
 oldest: $(call packages,test) build build/oldest
-	PYTHONPATH=build/oldest $(PYTEST) tests/backends/triton/test_compilation.py -k "not gfx9"
+	PYTHONPATH=build/oldest $(PYTEST) tests/kernels/triton/test_compilation.py -k "option and not gfx9"
 
 # Kernels for HuggingFace's library `kernels`; see building/hub.py.
 hub: $(call packages,demo) build
@@ -90,7 +90,7 @@ hub: $(call packages,demo) build
 # Their tests, with the packages that load them in a separate folder: transformers accepts one minor
 # version of `kernels` only.
 test-hub: $(call packages,test-all) hub build/hub_packages
-	PYTHONPATH=build/hub_packages $(PYTEST) tests/hub $(share)
+	PYTHONPATH=build/hub_packages $(PYTEST) tests/integrations/hub $(share)
 
 bench: $(call packages,test) build
 	$(RUN) -m pytest benchmarks

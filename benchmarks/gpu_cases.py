@@ -73,19 +73,23 @@ def _full(S: int, D: int, D_v: int | None = None) -> Case:
     return gpu_case("full", S, D, D_v=D_v)
 
 
-def masked_cases(S: int = MASKED_LENGTH) -> list[Case]:
-    """No mask, and masks whose cost should be proportional to the visible fraction."""
-    B = TOKENS // S
-    blocks = torch.arange(S // BLOCK)
+def cost_masks(B: int, S: int, block: int) -> list[tuple[str, str, Mask | None]]:
+    """Returns no mask, and masks whose cost should be proportional to the visible fraction: names
+    of their cases, kinds and masks."""
+    blocks = torch.arange(S // block)
     quarter = (blocks[:, None] - blocks) % 4 == 0
     ids = torch.arange(S).expand(B, -1) // (S // 2)
-    masks = [
+    return [
         ("masks: none", "none", None),
         ("masks: half padding", "padding", Mask.padding(torch.full((B,), S // 2))),
         ("masks: window of S/8", "window", Mask.window(S // 8 - 1, 0)),
-        ("masks: 25% of blocks", "block_sparse", Mask.block_sparse(quarter, BLOCK)),
+        ("masks: 25% of blocks", "block_sparse", Mask.block_sparse(quarter, block)),
         ("masks: two documents", "segments", Mask.segments(ids)),
     ]
+
+
+def masked_cases(S: int = MASKED_LENGTH) -> list[Case]:
+    masks = cost_masks(TOKENS // S, S, BLOCK)
     return [gpu_case(name, S, 128, mask=mask, mask_name=kind) for name, kind, mask in masks]
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 HOST, DEVICE = 60, 100
 DEVICE_FOLDERS = (
-    *("csrc/cuda/common", "csrc/cuda/sm80", "csrc/cuda/sm90", "csrc/cuda/kernels"),
+    *("csrc/cuda/common", "csrc/cuda/sm80", "csrc/cuda/sm90", "kernels/cuda/programs"),
     "triton/kernels",
 )
 

@@ -19,7 +19,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Nothing here imports transformer_kernels before pytest_configure, which chooses the extension.
-from tests.support import emulated_amx
+from tests.support import libraries
 from tests.support.budget import Clock, Costs, OverBudget
 from tests.support.shares import Share
 
@@ -54,7 +54,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    emulated_amx.choose(config.getoption("isa"))
+    isa = config.getoption("isa")
+    try:
+        libraries.choose_isa(isa)
+    except ValueError as error:
+        raise pytest.UsageError(f"--isa {isa}: {error}") from None
     config.pluginmanager.import_plugin("tests.support.fixtures")
     if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
         from tests.support import triton_interpreter
@@ -66,10 +70,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header() -> list[str]:
-    from tests.support.emulated import NOT_EMULATED
+    from tests.support.backends import NOT_EMULATED
 
     cuda = "emulated" if NOT_EMULATED is None else f"not run: {NOT_EMULATED}"
-    amx = ["AMX: emulated by AVX-512"] if emulated_amx.installed() else []
+    amx = ["AMX: emulated by AVX-512"] if libraries.amx_is_emulated() else []
     gpu = [] if torch.cuda.is_available() else ["tests marked gpu: deselected, no CUDA device"]
     return [f"CUDA kernels: {cuda}", *amx, *gpu]
 
@@ -79,16 +83,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     from tests.support.tiers import dearest_first, quick_items
 
     if not torch.cuda.is_available():
-        _keep(config, items, lambda item: item.get_closest_marker("gpu") is None)
+        _keep(items, lambda item: item.get_closest_marker("gpu") is None)
     tier, share = config.getoption("tier"), config.getoption("share")
     if tier is None and share is None:
         return
     costs = Costs.read()
     if tier == "quick":
-        _keep(config, items, lambda item: evaluate_skip_marks(item) is None)
+        _keep(items, lambda item: evaluate_skip_marks(item) is None)
     if tier is not None:
         quick = set(quick_items(items, costs, new=tier == "new"))
-        _keep(config, items, lambda item: (item.nodeid in quick) == (tier != "rest"))
+        _keep(items, lambda item: (item.nodeid in quick) == (tier != "rest"))
     if tier == "quick":
         try:
             costs.check(item.nodeid for item in items)
@@ -103,15 +107,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             own = Share.parse(share).of([item.nodeid for item in items], costs.records.rest)
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
-        _keep(config, items, lambda item: item.nodeid in own)
+        _keep(items, lambda item: item.nodeid in own)
     if tier is not None:
         dearest_first(items, costs.records.rest if tier == "rest" else costs.records.quick)
 
 
-def _keep(
-    config: pytest.Config, items: list[pytest.Item], wanted: Callable[[pytest.Item], bool]
-) -> None:
-    config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
+def _keep(items: list[pytest.Item], wanted: Callable[[pytest.Item], bool]) -> None:
+    if items:
+        items[0].config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
     items[:] = [item for item in items if wanted(item)]
 
 
@@ -131,11 +134,8 @@ def pytest_make_collect_report(
 
 def _without_skip(config: pytest.Config, report: R) -> R:
     """Turns a skip in the quick tier into a failure."""
-    if (
-        report.skipped
-        and config.getoption("tier") == "quick"
-        and not config.getoption("allow_skips")
-    ):
+    is_quick = config.getoption("tier") == "quick"
+    if report.skipped and is_quick and not config.getoption("allow_skips"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
         report.outcome = "failed"
         report.longrepr = f"{report.nodeid}: {reason}. The quick tier has no skips: deselect it"

@@ -20,6 +20,7 @@ from benchmarks.goals.goal import Figure
 from benchmarks.runner.ceilings import GEMM, SUM
 from benchmarks.runner.record import UNRECORDED, call_of, latest, runs_of
 from transformer_kernels.bench import VARIANTS, Row, read_rows
+from transformer_kernels.bench.cases import SIZES
 from transformer_kernels.bench.comparison.calls import Shape
 from transformer_kernels.bench.pictures import TITLES, plot_by_length, plot_by_visible
 from transformer_kernels.bench.tables import UNKNOWN, milliseconds
@@ -57,7 +58,7 @@ class Entry:
     def cells(self) -> list[str]:
         """Cells of the table: COLUMNS."""
         row = self.ours
-        shape = Shape(**{name: getattr(row, name) for name in ("B", "H_q", "H_kv", *"MND", "D_v")})
+        shape = Shape(**{name: getattr(row, name) for name in SIZES})
         threads = f", {row.threads} threads" if row.case.startswith("scaling") else ""
         peer = None if self.peer is None else self.peer.over.variant
         label = VARIANTS[peer].label if peer in VARIANTS else peer

@@ -61,20 +61,16 @@ class Caches:
         """Returns a copy of the keys, which moves as many bytes as decoding reads."""
         k = self.inputs.k
         target = torch.empty_like(k)
-        return Contender(
-            case=replace(self._case, name=IN_ORDER), direction="fwd", variant="copy",
-            prepare=lambda: lambda: target.copy_(k), error=math.nan,
-        )  # fmt: skip
+        case = replace(self._case, name=IN_ORDER)
+        return Contender(case, "fwd", "copy", lambda: lambda: target.copy_(k), math.nan)
 
     def _checked(self, name: str, variant: str, attend: Attend) -> Contender:
         with torch.no_grad():
             o = attend(*self.inputs[:3])[list(CHECKED_ENTRIES)]
         assert_within_rule(f"{variant}, {name}: o", o, self._exact, self._plain)
         error = (o.double() - self._exact).abs().max() / self._exact.abs().max()
-        return Contender(
-            case=replace(self._case, name=name), direction="fwd", variant=variant,
-            prepare=prepare_work(attend, self.inputs, "fwd"), error=float(error),
-        )  # fmt: skip
+        case, prepare = replace(self._case, name=name), prepare_work(attend, self.inputs, "fwd")
+        return Contender(case, "fwd", variant, prepare, float(error))
 
 
 def cache_attends(k: Tensor, v: Tensor, backend: str) -> dict[str, Attend]:

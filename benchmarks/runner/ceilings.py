@@ -61,6 +61,4 @@ def ceilings(case: Case, direction: Direction) -> Sequence[Contender]:
 
 
 def _contender(case: Case, direction: Direction, variant: str, workload: Workload) -> Contender:
-    return Contender(
-        case=case, direction=direction, variant=variant, prepare=lambda: workload, error=math.nan
-    )
+    return Contender(case, direction, variant, lambda: workload, math.nan)

@@ -83,9 +83,7 @@ def checked_calls(
         got = got.detach().clone()
         expected = got if expected is None else expected
         error = relative_error(f"{case.name}, {case.dtype_name}, {name}", got, expected, bound)
-        contenders.append(
-            Contender(case=case, direction=direction, variant=name, prepare=prepare, error=error)
-        )
+        contenders.append(Contender(case, direction, name, prepare, error))
     return contenders
 
 
@@ -109,13 +107,14 @@ def attention_contenders(
     """
     return [
         Contender(
-            case=case, direction=direction, variant=name, error=errors.get(name, math.nan),
-            prepare=prepare_work(
-                attend, inputs, direction, (learned or {}).get(name, ()), may_ignore=True
-            ),
+            case,
+            direction,
+            name,
+            prepare_work(attend, inputs, direction, (learned or {}).get(name, ()), may_ignore=True),
+            errors.get(name, math.nan),
         )
         for name, attend in attends.items()
-    ]  # fmt: skip
+    ]
 
 
 def projected_inputs(case: Case) -> Inputs:

@@ -32,7 +32,12 @@ SECONDS = 570.0
 
 SANITIZERS = {"memcheck": 45.0, "racecheck": 35.0}
 """Tools of compute-sanitizer, with the seconds reserved for each."""
-GPU_TESTS = ("tests/gpu", "tests/functional", "tests/csrc/cuda/test_ptx.py")
+GPU_TESTS = (
+    "tests/gpu",
+    "tests/contract",
+    "tests/properties",
+    "tests/kernels/cuda/test_ptx.py",
+)
 """Files and folders with tests marked `gpu`."""
 LAST_CASE = 10.0
 """Seconds that the benchmark may take to finish its current case after the time limit."""

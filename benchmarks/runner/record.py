@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from transformer_kernels.bench import Case, Row
+from transformer_kernels.bench.cases import SIZES
 from transformer_kernels.bench.provenance import ROWS
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / ROWS
 UNRECORDED = ROOT / "build" / "benchmarks"
 
-_SHAPE = ("B", "H_q", "H_kv", "M", "N", "D", "D_v")
-_CALL = ("suite", "case", "dtype", *_SHAPE, "direction", "threads")
+_CALL = ("suite", "case", "dtype", *SIZES, "direction", "threads")
 
 T = TypeVar("T")
 
@@ -70,11 +70,11 @@ def longest_ago_first(
     dates: dict[tuple[object, ...], str] = {}
     for row in rows:
         if row.variant in variants:
-            key = (row.case, row.dtype, *(getattr(row, name) for name in _SHAPE))
+            key = (row.case, row.dtype, *(getattr(row, name) for name in SIZES))
             dates[key] = max(row.date, dates.get(key, ""))
 
     def date_of(case: Case) -> str:
-        shape = (getattr(case, name) for name in _SHAPE)
+        shape = (getattr(case, name) for name in SIZES)
         return dates.get((case.name, case.dtype_name, *shape), "")
 
     placed = [(item, case) for item in items if (case := case_of(item)) is not None]

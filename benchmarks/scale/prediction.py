@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
@@ -11,13 +11,12 @@ import torch
 from benchmarks.scale.trace import (
     Compute,
     Event,
-    Rates,
     RecordingPeers,
-    Timeline,
+    Start,
+    Wait,
     all_pairs,
     backward_events,
     forward_events,
-    replay,
 )
 from transformer_kernels.common.argument_checks import check_int, check_number
 from transformer_kernels.distributed.head_shards import HeadShards
@@ -129,18 +128,13 @@ class Machine:
             ):
                 raise ValueError(f"{one.name} must be positive, got {value}")
 
-    def rates(self, call: Call, tflops: float, flops: int) -> Rates:
-        """Returns the rates of a rank that computes with its share of the heads."""
-        of_a_pair = flops * call.D * call.B * call.H_q / call.heads
-        return Rates(
-            pairs=tflops * 1e12 / of_a_pair,
-            passes=self.passes * 1e9,
-            within=self.within * 1e9,
-            between=self.between * 1e9,
-            latency=self.latency * 1e-6,
-            launch=self.launch * 1e-6,
-            overlap=self.overlap,
-        )
+    def transfer(self, size: int, *, near: bool) -> float:
+        """Returns the seconds of a message without its latency, to a rank of the node if `near`."""
+        return size / ((self.within if near else self.between) * 1e9)
+
+    def pass_over(self, size: float) -> float:
+        """Returns the seconds of elementwise operations that read and write so many bytes."""
+        return size / (self.passes * 1e9)
 
 
 H100_NODES = Machine(
@@ -162,6 +156,70 @@ H200_NODES = replace(H100_NODES, passes=4800.0)
 """The same with H200: 4.8 TB/s of memory, of NVIDIA's data sheet of H200."""
 
 MACHINES = {"h100": H100_NODES, "h200": H200_NODES}
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Outcome of one rank."""
+
+    seconds: float = 0.0
+    busy: float = 0.0
+    """seconds in which the rank has a processor"""
+    sent_within: int = 0
+    sent_between: int = 0
+    pairs: int = 0
+    buffers: int = 0
+    """largest number of bytes of keys in use and of messages under way"""
+
+    def __add__(self, other: Timeline) -> Timeline:
+        return Timeline(
+            self.seconds + other.seconds,
+            self.busy + other.busy,
+            self.sent_within + other.sent_within,
+            self.sent_between + other.sent_between,
+            self.pairs + other.pairs,
+            max(self.buffers, other.buffers),
+        )
+
+
+def replay(
+    events: Iterable[Event], machine: Machine, pairs_per_second: float, in_node: frozenset[int]
+) -> Timeline:
+    """Returns the time of the events on one rank, none of whose peers is late.
+
+    Exchanges take the link one after another, each as long as its slower direction. `in_node` has
+    the ranks of the ring on the same node.
+    """
+    now = busy = link = 0.0
+    done: dict[int, float] = {}
+    under_way: dict[int, int] = {}
+    line = Timeline()
+    for event in events:
+        match event:
+            case Start(number, to, sent, source, received):
+                seconds = max(
+                    machine.transfer(sent, near=to in in_node),
+                    machine.transfer(received, near=source in in_node),
+                )
+                seconds += machine.latency * 1e-6 if sent or received else 0.0
+                packed = machine.pass_over(2 * sent)
+                now, busy = now + packed, busy + packed
+                if not machine.overlap:
+                    now, busy = now + seconds, busy + seconds
+                    seconds = 0.0
+                link = max(now, link) + seconds
+                done[number], under_way[number] = link, sent + received
+                near, far = (sent, 0) if to in in_node else (0, sent)
+                line += Timeline(sent_within=near, sent_between=far)
+            case Wait(number):
+                now = max(now, done[number])
+                del under_way[number]
+            case Compute(rectangles, pairs, passes, held):
+                seconds = rectangles * machine.launch * 1e-6 + pairs / pairs_per_second
+                seconds += machine.pass_over(passes)
+                now, busy = now + seconds, busy + seconds
+                line += Timeline(pairs=pairs, buffers=held + sum(under_way.values()))
+    return replace(line, seconds=now, busy=busy)
 
 
 class Pass(NamedTuple):
@@ -197,23 +255,26 @@ def predict(call: Call, machine: Machine) -> Prediction:
     """
     undivided = call.undivided()
     pairs = all_pairs(undivided)
-    forward_rates = machine.rates(call, machine.forward, FORWARD_FLOPS)
-    backward_rates = machine.rates(call, machine.backward, BACKWARD_FLOPS)
-    exchanges = [_exchange_heads(call, machine, forward_rates, lse) for lse in (True, False)]
+    # Of a rank, which computes with its share of the heads.
+    elements = call.D * call.B * call.H_q / call.heads
+    forward_rate = machine.forward * 1e12 / (FORWARD_FLOPS * elements)
+    backward_rate = machine.backward * 1e12 / (BACKWARD_FLOPS * elements)
+    exchanges = [_exchange_heads(call, machine, lse) for lse in (True, False)]
     forward, both = [], []
     for rank in _simulated(call.ring):
         in_node = _ring_ranks_in_node(call, machine, rank)
-        one = exchanges[0] + replay(
-            _events(undivided, pairs, rank, call, forward_events), forward_rates, in_node
-        )
-        two = exchanges[1] + replay(
-            _events(undivided, pairs, rank, call, backward_events), backward_rates, in_node
+        one, two = (
+            exchange + replay(_events(undivided, pairs, rank, call, events), machine, rate, in_node)
+            for exchange, events, rate in (
+                (exchanges[0], forward_events, forward_rate),
+                (exchanges[1], backward_events, backward_rate),
+            )
         )
         forward.append(one)
         both.append(one + two)
     computing = min(call.ranks, _processors(call, machine))
-    ideal = pairs / forward_rates.pairs * call.heads / computing
-    ideal_both = ideal + pairs / backward_rates.pairs * call.heads / computing
+    ideal = pairs / forward_rate * call.heads / computing
+    ideal_both = ideal + pairs / backward_rate * call.heads / computing
     most = max(line.pairs for line in forward)
     return Prediction(
         _pass(forward, ideal, _memory(call, forward), call, machine),
@@ -246,7 +307,7 @@ def _events(
     return events_of_ring(undivided, rank, call.ring, call.layout)
 
 
-def _exchange_heads(call: Call, machine: Machine, rates: Rates, lse: bool) -> Timeline:
+def _exchange_heads(call: Call, machine: Machine, lse: bool) -> Timeline:
     """Exchanges of heads for sequence: of q, k, v and o, or of their gradients; not overlapped."""
     peers = call.heads - 1
     if not peers:
@@ -255,10 +316,10 @@ def _exchange_heads(call: Call, machine: Machine, rates: Rates, lse: bool) -> Ti
     values = 2 * (call.H_q + call.key_heads) * call.D * call.dtype.itemsize + 4 * call.H_q * lse
     to_a_peer = values * call.B * (call.S // call.ranks) // call.heads
     within, between = near * to_a_peer, (peers - near) * to_a_peer
-    seconds = max(within / rates.within, between / rates.between)
-    seconds += (4 + lse) * peers * rates.latency
+    seconds = max(machine.transfer(within, near=True), machine.transfer(between, near=False))
+    seconds += (4 + lse) * peers * machine.latency * 1e-6
     # A copy before, and one after: each reads and writes all values.
-    seconds += 4 * call.heads * to_a_peer / rates.passes
+    seconds += machine.pass_over(4 * call.heads * to_a_peer)
     return Timeline(seconds, seconds, within, between)
 
 

@@ -7,7 +7,7 @@ write messages down. What is sent, what is seen and what overlaps is thus that o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -18,7 +18,7 @@ from transformer_kernels.distributed.peers import Exchange, Peers
 from transformer_kernels.distributed.plan import Plan
 from transformer_kernels.distributed.rectangles import Undivided
 from transformer_kernels.distributed.sequence import Piece, SequenceLayout
-from transformer_kernels.masks.pairs import window_pairs
+from transformer_kernels.problem.operations import window_pairs
 
 
 class Start(NamedTuple):
@@ -143,88 +143,3 @@ def _pairs(call: Undivided, shapes: list[tuple[Piece, Piece]]) -> int:
 
 def _bytes(*tensors: Tensor) -> int:
     return sum(x.numel() * x.element_size() for x in tensors)
-
-
-class Rates(NamedTuple):
-    """Rates of a rank, per second."""
-
-    pairs: float
-    """visible pairs of a head and batch entry"""
-    passes: float
-    """bytes of elementwise operations"""
-    within: float
-    """bytes of a link within the node, in each direction"""
-    between: float
-    """the same, to another node"""
-    latency: float
-    """seconds of an exchange without bytes"""
-    launch: float
-    """seconds of a rectangle without pairs"""
-    overlap: bool
-    """False if messages take the processor that computes"""
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """Outcome of one rank."""
-
-    seconds: float = 0.0
-    busy: float = 0.0
-    """seconds in which the rank has a processor"""
-    sent_within: int = 0
-    sent_between: int = 0
-    pairs: int = 0
-    buffers: int = 0
-    """largest number of bytes of keys in use and of messages under way"""
-
-    def __add__(self, other: Timeline) -> Timeline:
-        return Timeline(
-            self.seconds + other.seconds,
-            self.busy + other.busy,
-            self.sent_within + other.sent_within,
-            self.sent_between + other.sent_between,
-            self.pairs + other.pairs,
-            max(self.buffers, other.buffers),
-        )
-
-
-def replay(events: Iterable[Event], rates: Rates, in_node: frozenset[int]) -> Timeline:
-    """Returns the time of the events on one rank, none of whose peers is late.
-
-    Exchanges take the link one after another, each as long as its slower direction. `in_node` has
-    the ranks of the ring on the same node.
-    """
-    now = busy = link = 0.0
-    done: dict[int, float] = {}
-    under_way: dict[int, int] = {}
-    line = Timeline()
-    for event in events:
-        match event:
-            case Start(number, to, sent, source, received):
-                seconds = max(
-                    _transfer(sent, to in in_node, rates),
-                    _transfer(received, source in in_node, rates),
-                )
-                seconds += rates.latency if sent or received else 0.0
-                packed = 2 * sent / rates.passes
-                now, busy = now + packed, busy + packed
-                if not rates.overlap:
-                    now, busy = now + seconds, busy + seconds
-                    seconds = 0.0
-                link = max(now, link) + seconds
-                done[number], under_way[number] = link, sent + received
-                near, far = (sent, 0) if to in in_node else (0, sent)
-                line += Timeline(sent_within=near, sent_between=far)
-            case Wait(number):
-                now = max(now, done[number])
-                del under_way[number]
-            case Compute(rectangles, pairs, passes, held):
-                seconds = rectangles * rates.launch + pairs / rates.pairs
-                seconds += passes / rates.passes
-                now, busy = now + seconds, busy + seconds
-                line += Timeline(pairs=pairs, buffers=held + sum(under_way.values()))
-    return replace(line, seconds=now, busy=busy)
-
-
-def _transfer(size: int, in_node: bool, rates: Rates) -> float:
-    return size / (rates.within if in_node else rates.between)

@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 
+from benchmarks.gpu_cases import cost_masks
 from benchmarks.runner.caches import Caches
 from benchmarks.runner.ceilings import products, reading
 from benchmarks.runner.checks import check_at, check_quickly
@@ -19,7 +20,6 @@ from benchmarks.runner.record import case_id
 from benchmarks.runner.run import Comparison, Measurement, NotMeasuredError, Run
 from benchmarks.runner.without_amx import measure_without_amx
 from benchmarks.suites.attention import DTYPES, MASKS
-from benchmarks.suites.masks import documents
 from transformer_kernels.backends.native import extension
 from transformer_kernels.bench import Case, Direction, usable_variants
 from transformer_kernels.bench.contenders import Contender, check
@@ -84,10 +84,7 @@ def against_sdpa(case: Case, run: Run) -> Iterator[Measurement]:
     """All variants, beside a matrix product; then ours and SDPA without AMX, if the CPU has it."""
     checked = check_quickly(case, run.usable())
     for direction in BOTH:
-        contenders = [
-            replace(one, most_rounds=NAIVE_ROUNDS) if one.variant == "naive" else one
-            for one in checked.contenders(direction)
-        ]
+        contenders = checked.contenders(direction, naive_rounds=NAIVE_ROUNDS)
         yield run.timed([*contenders, *products(case, direction)], run.share(0.5))
     if device_slug().endswith("-amx"):
         for direction in BOTH:
@@ -95,20 +92,10 @@ def against_sdpa(case: Case, run: Run) -> Iterator[Measurement]:
 
 
 def mask_cases(dtype: torch.dtype) -> list[Case]:
-    """No mask, and masks whose cost should be proportional to the visible fraction."""
     S = COST_LENGTH
-    blocks = torch.arange(S // BLOCK)
-    quarter = (blocks[:, None] - blocks) % 4 == 0
-    named = [
-        ("masks: none", "none", None),
-        ("masks: half padding", "padding", Mask.padding(torch.tensor([S // 2]))),
-        ("masks: window of S/8", "window", Mask.window(S // 8 - 1, 0)),
-        ("masks: 25% of blocks", "block_sparse", Mask.block_sparse(quarter[None], BLOCK)),
-        ("masks: two documents", "segments", documents(S, S // 2)),
-    ]
     return [
-        Case(name=name, M=S, N=S, dtype=dtype, mask=mask, mask_name=mask_name)
-        for name, mask_name, mask in named
+        Case(name=name, M=S, N=S, dtype=dtype, mask=mask, mask_name=kind)
+        for name, kind, mask in cost_masks(1, S, BLOCK)
     ]
 
 

@@ -122,9 +122,7 @@ def ceiling(run: Run, case: Case) -> Iterator[Measurement]:
     """Hardware ceilings: a large matrix product and a large copy."""
     name = case.name.split()[-1]
     workload = {"matmul": large_product, "copy": large_copy}[name](case)
-    contender = Contender(
-        case=case, direction="fwd", variant=name, prepare=lambda: workload, error=math.nan
-    )
+    contender = Contender(case, "fwd", name, lambda: workload, math.nan)
     yield run.timed([contender], run.share(BUDGET))
 
 
@@ -182,8 +180,8 @@ def grid(run: Run, case: Case) -> Iterator[Measurement]:
 def _measured(run: Run, cases: Sequence[CheckedCase]) -> Iterator[Measurement]:
     for direction in DIRECTIONS:
         contenders = [
-            replace(one, most_rounds=NAIVE_ROUNDS) if one.variant == "naive" else one
+            one
             for checked in cases
-            for one in checked.contenders(direction)
+            for one in checked.contenders(direction, naive_rounds=NAIVE_ROUNDS)
         ]
         yield run.timed(contenders, run.share(BUDGET))

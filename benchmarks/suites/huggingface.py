@@ -202,12 +202,9 @@ def compared(name: str, model: Model, dtype: torch.dtype, run: Run) -> Iterator[
         kinds.append((one_token, "fwd", Decoding(model, arguments)))
     for sizes, direction, prepare in kinds:
         contenders = [
-            Contender(
-                case=sizes, direction=direction, variant=variant, prepare=partial(prepare, one),
-                error=errors[variant],
-            )
+            Contender(sizes, direction, variant, partial(prepare, one), errors[variant])
             for variant, one in built.items()
-        ]  # fmt: skip
+        ]
         yield run.timed(contenders, replace(run.budget, fewest=3))
 
 

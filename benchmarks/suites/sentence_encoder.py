@@ -77,12 +77,8 @@ def encoders(case: Sizes, sizes: dict[str, int], run: Run) -> Iterator[Measureme
             assert errors[variant] <= limit, (
                 f"{direction}, {case.dtype_name}: {variant} is {errors[variant]:.1e} off"
             )
-            contenders.append(
-                Contender(
-                    case=case, direction=direction, variant=variant,
-                    prepare=partial(prepare, one, batch), error=errors[variant],
-                )
-            )  # fmt: skip
+            work = partial(prepare, one, batch)
+            contenders.append(Contender(case, direction, variant, work, errors[variant]))
         yield run.timed(contenders)
 
 

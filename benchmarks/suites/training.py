@@ -79,12 +79,7 @@ def steps(model: str, config: TrainConfig, run: Run) -> Iterator[Measurement]:
         first = loss if first is None else first
         error = abs(loss / first - 1.0)
         assert error <= LOSS_BAND, f"{model}, {variant}: loss {loss}, expected {first}"
-        contenders.append(
-            Contender(
-                case=case, direction="step", variant=variant,
-                prepare=partial(_step_of, trainer), error=error,
-            )
-        )  # fmt: skip
+        contenders.append(Contender(case, "step", variant, partial(_step_of, trainer), error))
     yield run.timed(contenders)
 
 

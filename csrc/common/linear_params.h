@@ -7,7 +7,7 @@
 
 namespace tk {
 
-// In the order of FEATURE_MAPS in transformer_kernels/linear/feature_maps.py.
+// In the order of FEATURE_MAPS in transformer_kernels/linear/types.py.
 enum class FeatureMap : uint8_t { kElu, kRelu, kIdentity };
 
 // S (B, H_kv, D, D_v) and z (B, H_kv, D), contiguous, in the compute dtype; null = none.

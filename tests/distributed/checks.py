@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -18,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from transformer_kernels import distributed
 from transformer_kernels.bench.tolerance import assert_same_function
-from transformer_kernels.distributed import partial
+from transformer_kernels.distributed import partial as rectangles
 from transformer_kernels.distributed.arguments import Arguments, checked
 from transformer_kernels.distributed.peers import Exchange, Peers
 from transformer_kernels.masks.mask import Mask
@@ -43,25 +44,25 @@ def inputs(length: int, heads: int = 2, batch: int = 1, **options: Any) -> list[
 def check_errors() -> None:
     """Invalid arguments are refused on all ranks, and the next call works."""
     q, k, v = inputs(12)
-    for error, message, call in (
-        (ValueError, "layout must be 'zigzag' or 'contiguous', got 'ring'",
-         lambda: ring_attention(q, k, v, layout="ring")),
-        (TypeError, "return_lse must be True or False",
-         lambda: ring_attention(q, k, v, return_lse=1)),
-        (TypeError, "check must be True or False", lambda: ring_attention(q, k, v, check=1)),
-        (TypeError, "unexpected keyword argument 'maks'",
-         lambda: ring_attention(q, k, v, maks=None)),
-        (TypeError, "mask must be a Mask or None", lambda: ring_attention(q, k, v, mask=1)),
-        (ValueError, "backend must be one of", lambda: ring_attention(q, k, v, backend="gpu")),
-        (ValueError, "dropout, pieces of keys must have a multiple of 64 tokens, got 6",
-         lambda: ring_attention(q, k, v, dropout_p=0.5)),
-        (ValueError, "share the width D", lambda: ring_attention(q, k[..., :4], v)),
+    wrong: tuple[tuple[type[Exception], str, dict[str, Any]], ...] = (
+        (ValueError, "layout must be 'zigzag' or 'contiguous', got 'ring'", {"layout": "ring"}),
+        (TypeError, "return_lse must be True or False", {"return_lse": 1}),
+        (TypeError, "check must be True or False", {"check": 1}),
+        (TypeError, "unexpected keyword argument 'maks'", {"maks": None}),
+        (TypeError, "mask must be a Mask or None", {"mask": 1}),
+        (ValueError, "backend must be one of", {"backend": "gpu"}),
+        (ValueError, "pieces of keys must have a multiple of 64 tokens, got 6", {"dropout_p": 0.5}),
         (ValueError, r"must be \(B, M\) = \(1, 12\)|must be .*12",
-         lambda: ring_attention(q, k, v, mask=Mask.segments(torch.zeros(1, 24).long()))),
+         {"mask": Mask.segments(torch.zeros(1, 24).long())}),
         (ValueError, r"must broadcast to \(B, H, M, N\) = \(1, 2, 12, 24\)",
-         lambda: ring_attention(q, k, v, mask=Mask.dense(torch.ones(12, 12).bool()))),
+         {"mask": Mask.dense(torch.ones(12, 12).bool())}),
         (ValueError, r"bias must broadcast to \(B, H_q, M, N\) = \(1, 2, 12, 24\)",
-         lambda: ring_attention(q, k, v, bias=torch.zeros(12, 12))),
+         {"bias": torch.zeros(12, 12)}),
+    )  # fmt: skip
+    for error, message, options in wrong:
+        expect(error, message, partial(ring_attention, q, k, v, **options))
+    for error, message, call in (
+        (ValueError, "share the width D", lambda: ring_attention(q, k[..., :4], v)),
         (ValueError, "the length of q must be a multiple of 4 .* pad the sequence",
          lambda: ring_attention(q[:, :, :3], k, v)),
         (ValueError, "heads must divide over the 2 ranks",
@@ -88,28 +89,40 @@ def expect(error: type[Exception], message: str, call: Callable[[], object]) -> 
     assert re.search(message, str(raised.value)), f"{message!r} is not in: {raised.value}"
 
 
+def assert_compiles_alike(layer: Callable[..., Any], leaves: list[Tensor]) -> None:
+    """Asserts that compiled code has the same results and gradients."""
+    results = []
+    for run in (layer, torch.compile(layer, backend="aot_eager")):
+        o = run(*leaves)
+        results.append([o, *torch.autograd.grad(o.square().sum(), leaves)])
+    assert_same_function(*results)
+
+
 def check_disagreement() -> None:
     """A call that differs on one rank is refused on all of them, which name the difference."""
     rank = dist.get_rank()
     q, k, v = inputs(12)
     longer = inputs(16)
-    for message, call in (
-        (r"q: float32 \(1, 2, 16, 8\)",
-         lambda: ring_attention(*(longer if rank else (q, k, v)))),
-        (r"right=0", lambda: ring_attention(q, k, v, mask=Mask.causal() if rank else None)),
-        (r"left=3", lambda: ring_attention(q, k, v, mask=Mask.window(4 - rank, 0))),
-        (r"end=int64 \(1,\) \[9\].*\n.*end=int64 \(1,\) \[10\]",
-         lambda: ring_attention(q, k, v, mask=Mask.padding(torch.tensor([9 + rank])))),
-        (r"BlockSparse\(blocks=bool", lambda: ring_attention(
-            q, k, v, mask=Mask.block_sparse(torch.ones(3, 3).bool().triu(rank), 8))),
+    options: dict[str, dict[str, Any]] = {
+        "right=0": {"mask": Mask.causal() if rank else None},
+        "left=3": {"mask": Mask.window(4 - rank, 0)},
+        r"end=int64 \(1,\) \[9\].*\n.*end=int64 \(1,\) \[10\]": (
+            {"mask": Mask.padding(torch.tensor([9 + rank]))}
+        ),
+        r"BlockSparse\(blocks=bool": (
+            {"mask": Mask.block_sparse(torch.ones(3, 3).bool().triu(rank), 8)}
+        ),
+        "bias: Alibi": {"bias": alibi(torch.ones(2)) if rank else None},
+        "layout: 'contiguous'": {"layout": "contiguous" if rank else "zigzag"},
+    }
+    calls: tuple[tuple[str, Callable[[], object]], ...] = (
+        *((one, partial(ring_attention, q, k, v, **x)) for one, x in options.items()),
+        (r"q: float32 \(1, 2, 16, 8\)", lambda: ring_attention(*(longer if rank else (q, k, v)))),
         (r"scale: 0.5", lambda: all_to_all_attention(q, k, v, scale=0.5 if rank else None)),
-        (r"bias: Alibi",
-         lambda: ring_attention(q, k, v, bias=alibi(torch.ones(2)) if rank else None)),
         (r"with gradient", lambda: ring_attention(q.detach() if rank else q, k, v)),
         (r"error: .*share the width", lambda: ring_attention(q, k[..., :4] if rank else k, v)),
-        (r"layout: 'contiguous'",
-         lambda: ring_attention(q, k, v, layout="contiguous" if rank else "zigzag")),
-    ):  # fmt: skip
+    )
+    for message, call in calls:
         expect(ValueError, "all ranks must make the same call, got", call)
         expect(ValueError, message, call)
     assert ring_attention(q, k, v).shape == q.shape
@@ -173,8 +186,8 @@ def check_order_of_messages() -> None:
     with (
         mock.patch.object(Peers, "exchange", traced("send", exchange)),
         mock.patch.object(Exchange, "wait", traced("wait", wait)),
-        mock.patch.object(partial, "forward", traced("compute", partial.forward)),
-        mock.patch.object(partial, "backward", traced("compute", partial.backward)),
+        mock.patch.object(rectangles, "forward", traced("compute", rectangles.forward)),
+        mock.patch.object(rectangles, "backward", traced("compute", rectangles.backward)),
     ):
         o = ring_attention(q, k, v, layout="contiguous", check=False)
         last = dist.get_world_size() - 1
@@ -243,18 +256,12 @@ def check_recomputation() -> None:
 
 def check_compile() -> None:
     """Compiled code breaks the graph at the operators and has the same results."""
-    q, k, v = inputs(8, requires_grad=True)
 
     def layer(q: Tensor, k: Tensor, v: Tensor) -> Any:
         o = ring_attention(q * 2, k, v, mask=Mask.causal())
         return all_to_all_attention(o.sin(), k, v).cos()
 
-    results = []
-    for run in (layer, torch.compile(layer, backend="aot_eager")):
-        o = run(q, k, v)
-        results.append([o, *torch.autograd.grad(o.square().sum(), (q, k, v))])
-    for eager, compiled in zip(*results, strict=True):
-        assert_same_function(eager, compiled)
+    assert_compiles_alike(layer, inputs(8, requires_grad=True))
 
 
 def check_autocast() -> None:
@@ -289,11 +296,8 @@ def check_messages() -> None:
         check_disagreement_on_a_grid()
 
 
-def check_everything() -> None:
-    """All checks that leave the processes alive, in one launch."""
-    check_errors()
-    check_disagreement()
-    check_messages()
+def check_others() -> None:
+    """Checks that leave the processes alive and are not in the sample of the quick tier."""
     check_seed()
     check_autocast()
     check_compile()

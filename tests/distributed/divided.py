@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from tests.support.attention import Inputs, with_gradients
 from tests.support.case import Outputs
 from tests.support.cases import CASES, Case
-from tests.support.poison import poisoned_memory
+from tests.support.runtime import poisoned_memory
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.distributed import (
     SequenceLayout,
@@ -47,20 +47,8 @@ class Division:
         )
 
     def attend(self, *qkv: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-        result: tuple[Tensor, Tensor]
-        if self.ring == 1:
-            result = all_to_all_attention(
-                *qkv, group=self.heads_group, layout=self.layout, return_lse=True, **options
-            )
-            return result
-        result = ring_attention(
-            *qkv,
-            group=self.group,
-            heads_group=self.heads_group if self.heads > 1 else None,
-            layout=self.layout,
-            return_lse=True,
-            **options,
-        )
+        attention: Any = all_to_all_attention if self.ring == 1 else ring_attention
+        result: tuple[Tensor, Tensor] = attention(*qkv, **self._groups, return_lse=True, **options)
         return result
 
     def shard(self, x: Tensor, dim: int) -> Tensor:

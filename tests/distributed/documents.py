@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -11,11 +12,11 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from tests.distributed.checks import expect
+from tests.distributed.checks import assert_compiles_alike, expect
 from tests.support.attention import Inputs, with_gradients
 from tests.support.case import Outputs
 from tests.support.masks import CAUSAL, CAUSAL_END, Window
-from tests.support.poison import poisoned_memory
+from tests.support.runtime import poisoned_memory
 from tests.support.varlen_cases import VarlenCase
 from transformer_kernels import distributed
 from transformer_kernels.bench.tolerance import assert_same_function
@@ -153,38 +154,31 @@ def check_errors() -> None:
     """Invalid arguments are refused on all ranks, and the next call works."""
     q, k, v = inputs()
     ends = torch.tensor([0, 5, 24])
-    ids = torch.zeros(1, 12).long()
-    for error, message, call in (
+    mask = Mask.segments(torch.zeros(1, 12).long()) & Mask.causal()
+    wrong: tuple[tuple[type[Exception], str, dict[str, Any]], ...] = (
         (TypeError, "cu_seqlens must be int32 or int64, got torch.float32",
-         lambda: ring_attention_varlen(q, k, v, ends.float())),
-        (TypeError, "cu_seqlens must be a tensor, got list",
-         lambda: ring_attention_varlen(q, k, v, [0, 24])),
-        (ValueError, r"cu_seqlens must be \(B \+ 1,\)",
-         lambda: ring_attention_varlen(q, k, v, ends[None])),
-        (ValueError, "cu_seqlens must start at 0, got 5",
-         lambda: ring_attention_varlen(q, k, v, ends[1:])),
-        (ValueError, "cu_seqlens must not decrease, got 24, then 5 at 2",
-         lambda: ring_attention_varlen(q, k, v, ends[[0, 2, 1]])),
+         {"cu_seqlens": ends.float()}),
+        (TypeError, "cu_seqlens must be a tensor, got list", {"cu_seqlens": [0, 24]}),
+        (ValueError, r"cu_seqlens must be \(B \+ 1,\)", {"cu_seqlens": ends[None]}),
+        (ValueError, "cu_seqlens must start at 0, got 5", {"cu_seqlens": ends[1:]}),
+        (ValueError, "must not decrease, got 24, then 5 at 2", {"cu_seqlens": ends[[0, 2, 1]]}),
         (ValueError, "cu_seqlens must end within the 24 rows of q of all ranks, got 25",
-         lambda: ring_attention_varlen(q, k, v, torch.tensor([0, 25]))),
-        (ValueError, "cu_seqlens is on meta, q is on cpu",
-         lambda: ring_attention_varlen(q, k, v, ends.to("meta"))),
+         {"cu_seqlens": torch.tensor([0, 25])}),
+        (ValueError, "cu_seqlens is on meta, q is on cpu", {"cu_seqlens": ends.to("meta")}),
         (ValueError, "may combine only Mask.window and Mask.causal for documents, got a Segments",
-         lambda: ring_attention_varlen(q, k, v, ends, mask=Mask.segments(ids) & Mask.causal())),
-        (TypeError, "mask must be a Mask or None",
-         lambda: ring_attention_varlen(q, k, v, ends, mask=1)),
-        (ValueError, r"q must be \(length, heads, width\)",
-         lambda: ring_attention_varlen(q[None], k, v, ends)),
-        (ValueError, "q and k must have the same length, got 11 and 12",
-         lambda: ring_attention_varlen(q[1:], k, v, ends)),
-        (ValueError, "sinks must be", lambda: ring_attention_varlen(
-            q, k, v, ends, sinks=torch.zeros(3))),
-        (TypeError, "return_lse must be True or False",
-         lambda: ring_attention_varlen(q, k, v, ends, return_lse=1)),
-        (TypeError, "check must be True or False",
-         lambda: ring_attention_varlen(q, k, v, ends, check=1)),
-        (TypeError, "unexpected keyword argument 'bias'",
-         lambda: ring_attention_varlen(q, k, v, ends, bias=None)),
+         {"mask": mask}),
+        (TypeError, "mask must be a Mask or None", {"mask": 1}),
+        (ValueError, r"q must be \(length, heads, width\)", {"q": q[None]}),
+        (ValueError, "q and k must have the same length, got 11 and 12", {"q": q[1:]}),
+        (ValueError, "sinks must be", {"sinks": torch.zeros(3)}),
+        (TypeError, "return_lse must be True or False", {"return_lse": 1}),
+        (TypeError, "check must be True or False", {"check": 1}),
+        (TypeError, "unexpected keyword argument 'bias'", {"bias": None}),
+    )  # fmt: skip
+    valid = {"q": q, "k": k, "v": v, "cu_seqlens": ends}
+    for error, message, options in wrong:
+        expect(error, message, partial(ring_attention_varlen, **valid | options))
+    for error, message, call in (
         (ValueError, "cu_seqlens must end within the 23 rows of x, got 24",
          lambda: shard_documents(torch.zeros(23), ends)),
         (ValueError, "cu_seqlens is on meta, x is on cpu",
@@ -208,25 +202,26 @@ def check_disagreement() -> None:
     q, k, v = inputs()
     longer = inputs(13)
     many = torch.tensor(list(accumulate([1] * 20, initial=0)))
-    for message, call in (
-        (r"cu_seqlens: int64 \(3,\) \[0, 5, 24\]\n.*cu_seqlens: int64 \(3,\) \[0, 6, 24\]",
-         lambda: ring_attention_varlen(q, k, v, torch.tensor([0, 5 + rank, 24]))),
-        (r"cu_seqlens: int64 \(21,\) [0-9a-f]+\n",
-         lambda: ring_attention_varlen(q, k, v, many.clamp(min=0, max=20 - rank))),
-        (r"cu_seqlens: int32", lambda: ring_attention_varlen(
-            q, k, v, torch.tensor([0, 24], dtype=torch.int32 if rank else torch.int64))),
-        (r"left=3", lambda: ring_attention_varlen(
-            q, k, v, torch.tensor([0, 24]), mask=Mask.window(4 - rank, 0))),
-        (r"Positions", lambda: ring_attention_varlen(
-            q, k, v, torch.tensor([0, 24]), mask=Mask.causal() if rank else None)),
-        (r"q: float32 \(1, 2, 13, 8\)", lambda: ring_attention_varlen(
-            *(longer if rank else (q, k, v)), torch.tensor([0, 24]))),
-        (r"error: cu_seqlens must end within the 24 rows", lambda: ring_attention_varlen(
-            q, k, v, torch.tensor([0, 24 + rank]))),
-        (r"error: mask may combine only", lambda: ring_attention_varlen(
-            q, k, v, torch.tensor([0, 24]),
-            mask=Mask.padding(torch.tensor([3])) if rank else None)),
-    ):  # fmt: skip
+    one = torch.tensor([0, 24])
+    valid = {"q": q, "k": k, "v": v, "cu_seqlens": one}
+    calls: dict[str, dict[str, Any]] = {
+        r"cu_seqlens: int64 \(3,\) \[0, 5, 24\]\n.*cu_seqlens: int64 \(3,\) \[0, 6, 24\]": (
+            {"cu_seqlens": torch.tensor([0, 5 + rank, 24])}
+        ),
+        r"cu_seqlens: int64 \(21,\) [0-9a-f]+\n": (
+            {"cu_seqlens": many.clamp(min=0, max=20 - rank)}
+        ),
+        "cu_seqlens: int32": {"cu_seqlens": one.int() if rank else one},
+        "left=3": {"mask": Mask.window(4 - rank, 0)},
+        "Positions": {"mask": Mask.causal() if rank else None},
+        r"q: float32 \(1, 2, 13, 8\)": dict(zip("qkv", longer if rank else (q, k, v), strict=True)),
+        "error: cu_seqlens must end within the 24 rows": {
+            "cu_seqlens": torch.tensor([0, 24 + rank])
+        },
+        "error: mask may combine only": {"mask": Mask.padding(torch.tensor([3])) if rank else None},
+    }
+    for message, options in calls.items():
+        call = partial(ring_attention_varlen, **valid | options)
         expect(ValueError, "all ranks must make the same call, got", call)
         expect(ValueError, message, call)
     assert ring_attention_varlen(q, k, v, many).shape == q.shape
@@ -275,12 +270,7 @@ def check_compile() -> None:
         o = ring_attention_varlen(q, q, q, cu_seqlens, mask=Mask.causal())
         return unshard_documents(o.cos(), cu_seqlens, length=24)
 
-    results = []
-    for run in (layer, torch.compile(layer, backend="aot_eager")):
-        o = run(x)
-        results.append([o, *torch.autograd.grad(o.square().sum(), x)])
-    for eager, compiled in zip(*results, strict=True):
-        assert_same_function(eager, compiled)
+    assert_compiles_alike(layer, [x])
 
 
 def check_sample() -> None:

@@ -1,4 +1,4 @@
-"""Attention over divided documents, and the division itself, in one process."""
+"""The division of documents, in one process."""
 
 from __future__ import annotations
 
@@ -8,22 +8,8 @@ from itertools import accumulate
 import pytest
 import torch
 
-from tests.support.processes import assert_runs
 from tests.support.tiers import each
-from transformer_kernels.distributed import ring_attention_varlen, shard_documents
 from transformer_kernels.distributed.documents import DocumentShard
-
-HERE = "tests.distributed.documents"
-
-
-def test_two_processes() -> None:
-    assert_runs(2, f"{HERE}:check_everything")
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("count", [3, 4])
-def test_more_processes(count: int) -> None:
-    assert_runs(count, f"{HERE}:check_more_processes")
 
 
 def shards_of(lengths: list[int], size: int, trailing: int = 0) -> list[DocumentShard]:
@@ -133,11 +119,3 @@ def test_example_of_the_documentation() -> None:
     assert first.position.tolist() == [0, 1, 6, 7, 0, 3, 4]
     assert second.document.tolist() == [0, 0, 0, 0, 1, 1, 2]
     assert second.position.tolist() == [2, 3, 4, 5, 1, 2, 0]
-
-
-def test_processes_must_be_started_first() -> None:
-    q, cu_seqlens = torch.zeros(4, 1, 8), torch.tensor([0, 4])
-    with pytest.raises(ValueError, match="is not initialized: start the processes"):
-        ring_attention_varlen(q, q, q, cu_seqlens)
-    with pytest.raises(ValueError, match="is not initialized: start the processes"):
-        shard_documents(q, cu_seqlens)

@@ -1,4 +1,4 @@
-"""Rectangles of an undivided call, and the division of a sequence, in one process."""
+"""Rectangles of an undivided call, their sums, and the division of a sequence, in one process."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ from torch import Tensor
 
 from tests.distributed.divided import shard_mask
 from tests.support.cases import CASES, Case
+from tests.support.finite_masks import H_Q, SCALE, B, M, N, by_formula, draw
 from tests.support.tiers import each
+from transformer_kernels.backends import CpuBackend
+from transformer_kernels.bench.tolerance import assert_within_rule
+from transformer_kernels.distributed import partial
 from transformer_kernels.distributed.rectangles import undivided_call
 from transformer_kernels.distributed.sequence import SequenceLayout, in_order, in_shards, pieces_of
 from transformer_kernels.masks.mask import Mask
+from transformer_kernels.problem import Saved
+from transformer_kernels.problem.dense import dense_problem
 
 LAYOUTS: tuple[SequenceLayout, ...] = ("zigzag", "contiguous")
 
@@ -65,13 +71,10 @@ def test_masks_of_rectangles_are_parts_of_the_mask(case: Case) -> None:
         assert visible is not None
         q = torch.zeros(case.B, case.H_q, M // size, 2)
         k = torch.zeros(case.B, case.H_kv, N // size, 2)
+        cut = functools.partial(shard, layout=layout, size=size)
         for rank, source in itertools.product(range(size), repeat=2):
-            masks = [
-                shard_mask(
-                    whole.make_mask(), functools.partial(shard, layout=layout, rank=r, size=size)
-                )
-                for r in (rank, source)
-            ]
+            cuts = (functools.partial(cut, rank=r) for r in (rank, source))
+            masks = [shard_mask(whole.make_mask(), one) for one in cuts]
             call = undivided_call(q, k, k, size, mask=masks[0])
             k_position = undivided_call(q, k, k, size, mask=masks[1]).problem.mask.k_position
             for rows in pieces_of(layout, M, rank, size):
@@ -80,13 +83,12 @@ def test_masks_of_rectangles_are_parts_of_the_mask(case: Case) -> None:
                     assert call.sees(rows, columns) or not wanted.any()
                     if call.sees(rows, columns):
                         i, j = call.rows_seen(rows, columns), call.columns_seen(rows, columns)
+                        within = (
+                            slice(i.start - rows.start, i.end - rows.start),
+                            slice(j.start - columns.start, j.end - columns.start),
+                        )
                         outside = wanted.clone()
-                        outside[
-                            :,
-                            :,
-                            i.start - rows.start : i.end - rows.start,
-                            j.start - columns.start : j.end - columns.start,
-                        ] = False
+                        outside[:, :, *within] = False
                         assert not outside.any()
                     part = call.rectangle(rows, columns, k_position).mask
                     got = part.visible(rows.length, columns.length, q.device)
@@ -108,3 +110,44 @@ def test_windows_show_few_rectangles(left: int | None, right: int, seen: list[li
     call = undivided_call(q, q, q, 4, mask=Mask.window(left, right))
     pieces = [pieces_of("contiguous", 16, rank, 4)[0] for rank in range(4)]
     assert [[int(call.sees(rows, columns)) for columns in pieces] for rows in pieces] == seen
+
+
+BACKEND = CpuBackend()
+
+
+@pytest.mark.parametrize("value", [0.0, -1e6, -1e9])
+def test_rows_that_a_finite_bias_hides(value: float) -> None:
+    """Ranks with different numbers of keys, and with no key for the last rows."""
+    bias = torch.zeros(1, 1, M, N)
+    bias[:, :, 3:9] = value
+    visible = torch.ones(M, N, dtype=torch.bool)
+    visible[30:, 7:] = False
+    call = draw({"bias": bias, "mask": Mask.dense(visible)}, torch.float32)
+    q, k, v, do, dlse, _ = call
+    shares = (slice(0, 7), slice(7, 60), slice(60, N))
+    problems = [
+        dense_problem(
+            q, k[:, :, at], v[:, :, at],
+            mask=Mask.dense(visible[:, at]), bias=bias[..., at], scale=SCALE,
+        )
+        for at in shares
+    ]  # fmt: skip
+    total = partial.no_keys(dense_problem(q, k, v).shape)
+    assert total.row_stats.shape == (2, B, H_Q, M)
+    masks: list[Tensor | None] = []
+    for problem, at in zip(problems, shares, strict=True):
+        part = partial.forward(BACKEND, problem, q, k[:, :, at], v[:, :, at])
+        masks.append(part.block_mask)
+        partial.add(total, slice(0, M), part)
+    got = {"o": total.o, "lse": total.row_stats[0], "dq": torch.zeros_like(q)}
+    of_keys: dict[str, list[Tensor]] = {"k": [], "v": []}
+    for problem, at, block_mask in zip(problems, shares, masks, strict=True):
+        saved = Saved(q, k[:, :, at], v[:, :, at], *total, block_mask)
+        gradients = partial.backward(BACKEND, problem, saved, do, dlse, ())
+        got["dq"] += gradients["q"]
+        for name, parts in of_keys.items():
+            parts.append(gradients[name])
+    got |= {f"d{name}": torch.cat(parts, dim=2) for name, parts in of_keys.items()}
+    exact, plain = by_formula(call, torch.float64), by_formula(call, torch.float32)
+    for name, x in got.items():
+        assert_within_rule(name, x, exact[name], plain[name])

@@ -11,16 +11,15 @@ from multiprocessing import get_context
 
 from building.ninja import available_cores
 from tests.fuzz.calls import parse
-from tests.fuzz.campaign import Report, run_campaign
-from tests.fuzz.generators import GENERATORS, generators
+from tests.fuzz.campaign import GENERATORS, Report, generators, run_campaign
 from tests.fuzz.process import ExecutorProcess
-from tests.support import sanitized
+from tests.support import libraries
 
 
 def main(arguments: list[str]) -> int:
     """Returns 1 if a call failed."""
     options = _parser().parse_args(arguments)
-    if options.sanitize and (reason := sanitized.unavailable_reason()):
+    if options.sanitize and (reason := libraries.sanitizers_unavailable_reason()):
         print(f"no sanitizers: {reason}", file=sys.stderr)
         return 2
     if options.call:

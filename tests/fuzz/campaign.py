@@ -1,8 +1,9 @@
-"""One generator of calls on one backend: draws calls, runs them, shrinks what fails."""
+"""Generators of calls by name, and campaigns: one draws calls, runs them, shrinks what fails."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
@@ -10,9 +11,41 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis.errors import Flaky
 from hypothesis.strategies import SearchStrategy
 
-from tests.fuzz.call import Call
-from tests.fuzz.generators import generators
+from tests.fuzz.calls import Call
+from tests.fuzz.hostile.calls import hostile_calls
 from tests.fuzz.process import ExecutorProcess, Failure
+from tests.fuzz.valid.bits import bits_calls
+from tests.fuzz.valid.draw import decode, dense, linear, sdpa, valid_calls, varlen
+
+Generators = dict[str, Callable[[], SearchStrategy[Call]]]
+
+
+def _cpu() -> SearchStrategy[Call]:
+    """Nearly half of the calls are of `attention`, which has the most options."""
+    return valid_calls("cpu", dense, dense, dense, varlen, decode, sdpa, linear)
+
+
+GENERATORS: Generators = {
+    "cpu": _cpu,
+    "cuda": lambda: valid_calls("cuda", dense, dense, varlen, decode, linear),
+    "triton": lambda: valid_calls("triton", dense, varlen, linear),
+    "reference": lambda: valid_calls("reference", dense, varlen, decode, linear),
+    "bits": lambda: bits_calls(("cpu", "cpu", "cpu", "cpu", "cuda", "triton")),
+    "hostile": lambda: hostile_calls(("auto", "cpu", "auto", "cpu", "reference", "cuda", "triton")),
+}
+"""The emulator runs "cuda", Triton's interpreter "triton". "reference" guards the oracle: both are
+plain torch, written apart."""
+SANITIZED: Generators = {
+    "cpu": _cpu,
+    "bits": lambda: bits_calls(("cpu",)),
+    "hostile": lambda: hostile_calls(("auto", "cpu")),
+}
+"""Generators of calls of the extension: sanitizers see nothing of the other backends."""
+
+
+def generators(sanitize: bool) -> Generators:
+    return SANITIZED if sanitize else GENERATORS
+
 
 CALLS_PER_SEED = 400
 SHRINK_SECONDS = 60.0
@@ -41,8 +74,6 @@ class Finding:
 
 @dataclass
 class Report:
-    """Outcome of a campaign."""
-
     name: str
     calls: int = 0
     seeds: list[int] = field(default_factory=list)
@@ -91,15 +122,12 @@ def run_campaign(name: str, seconds: float, first_seed: int, sanitize: bool = Fa
         while time.monotonic() < end and len(report.findings) < MAX_FINDINGS:
             number = first_seed + len(report.seeds)
             batch = _Batch(executor, end)
-            _run_batch(batch, calls, number)
+            run = seed(number)(_SETTINGS(given(calls)(batch.run)))
+            # Flaky: a failure that did not come again.
+            with suppress(_StopError, AssertionError, Flaky):
+                run()
             report.seeds.append(number)
             report.calls += batch.calls
             if batch.failed:
                 report.findings.append(Finding(number, *batch.smallest()))
     return report
-
-
-def _run_batch(batch: _Batch, calls: SearchStrategy[Call], number: int) -> None:
-    run = seed(number)(_SETTINGS(given(calls)(batch.run)))
-    with suppress(_StopError, AssertionError, Flaky):  # Flaky: a failure that did not come again
-        run()

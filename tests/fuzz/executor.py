@@ -49,8 +49,8 @@ def _prepare(extension: list[str]) -> None:
         from tests.support import libraries
 
         libraries.install_extension(Path(*extension))
-    import tests.fuzz.calls
-    import tests.support.emulated  # noqa: F401 - installs the emulator
+    import tests.fuzz.campaign  # defines the classes of all calls
+    import tests.support.backends  # noqa: F401 - installs the emulator
     from tests.support import triton_interpreter
 
     triton_interpreter.install()

@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fuzz.call import Call
+from tests.fuzz.calls import Call
 from tests.fuzz.executor import OK, READY
-from tests.support import sanitized
+from tests.support import libraries
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 600.0
@@ -48,8 +48,8 @@ class ExecutorProcess:
         self._command = [sys.executable, "-m", "tests.fuzz.executor"]
         self._environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
         if sanitize:
-            self._command.append(str(sanitized.build()))
-            self._environment |= sanitized.environment()
+            self._command.append(str(libraries.build_sanitized()))
+            self._environment |= libraries.sanitized_environment()
         self._child: subprocess.Popen[str] | None = None
         self._errors = tempfile.TemporaryFile(mode="w+", errors="replace")  # noqa: SIM115 - close()
         self._start()

@@ -6,10 +6,12 @@ compute-sanitizer --tool memcheck python -m tests.gpu.sanitizer_targets memcheck
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 
 import torch
 
-from tests.csrc.cuda.hopper_cases import HOPPER_CASES
+from tests.kernels.cuda.hopper_cases import HOPPER_CASES
+from tests.support.case import AnyCase
 from tests.support.cases import CASES
 from tests.support.decode_cases import DECODE_CASES
 from tests.support.linear import LINEAR_CASES
@@ -17,16 +19,8 @@ from transformer_kernels.backends.native.cuda_support import not_built_reason
 
 BACKENDS = ("cuda", "triton")
 ATTENTION_TARGETS = (
-    "causal",
-    "padding",
-    "blocks-heads",
-    "bias-tiles",
-    "gqa-everything",
-    "unaligned-causal",
-    "relative-everything",
-    "relative-blocks",
-    "keys-everything",
-    "keys-window",
+    *("causal", "padding", "blocks-heads", "bias-tiles", "gqa-everything", "unaligned-causal"),
+    *("relative-everything", "relative-blocks", "keys-everything", "keys-window"),
 )
 """Names of cases that together cover every kind of memory access: masks, bias, dropout, strides."""
 HOPPER_TARGETS = ("persistent-192", "queries-192", "dropout-128", "dropout-192", "dropout-256")
@@ -44,22 +38,18 @@ def main() -> None:
             print(f"not run by {backend}: {reason}")
             continue
         hopper = HOPPER_TARGETS if backend == "cuda" and "memcheck" in sys.argv[1:] else ()
-        for case in (*CASES, *HOPPER_CASES):
-            if case.name in ATTENTION_TARGETS + hopper:
-                case.run(case.inputs(torch.bfloat16, "cuda"), backend)
-                torch.cuda.synchronize()
-                print(f"{backend} ran {case.name}", flush=True)
-        for linear in LINEAR_CASES:
-            if linear.name in LINEAR_TARGETS:
-                linear.run(linear.inputs(torch.bfloat16, "cuda"), backend)
-                torch.cuda.synchronize()
-                print(f"{backend} ran linear attention, {linear.name}", flush=True)
+        tables: list[tuple[str, Iterable[AnyCase], tuple[str, ...]]] = [
+            ("attention", (*CASES, *HOPPER_CASES), ATTENTION_TARGETS + hopper),
+            ("linear attention", LINEAR_CASES, LINEAR_TARGETS),
+        ]
         if backend == "cuda":
-            for cached in DECODE_CASES:
-                if cached.name in DECODE_TARGETS:
-                    cached.run(cached.inputs(torch.bfloat16, "cuda"), backend)
+            tables.append(("decoding", DECODE_CASES, DECODE_TARGETS))
+        for operator, cases, names in tables:
+            for case in cases:
+                if case.name in names:
+                    case.run(case.inputs(torch.bfloat16, "cuda"), backend)
                     torch.cuda.synchronize()
-                    print(f"{backend} decoded {cached.name}", flush=True)
+                    print(f"{backend} ran {operator}, {case.name}", flush=True)
 
 
 if __name__ == "__main__":

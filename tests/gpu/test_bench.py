@@ -1,4 +1,4 @@
-"""Measurement on a CUDA device: clock, peak memory, and correctness of every variant."""
+"""Measurement and tile tuning on a CUDA device."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from benchmarks.gpu_cases import masked_cases
+from benchmarks.tuning import triton
+from transformer_kernels.backends.triton.config import Kernel, Tile
 from transformer_kernels.bench import (
     VARIANTS,
     Case,
@@ -78,3 +80,14 @@ def test_every_variant_computes_the_same(variant: Variant, mask: str) -> None:
         pytest.skip(f"skipped: {trial.skipped}")
     assert trial.broken == {}
     assert list(trial.checked.outputs) == [variant.name]
+
+
+@pytest.mark.parametrize("kernel", triton.KERNELS)
+def test_tiles_that_do_not_fit_are_rejected_and_the_others_timed(kernel: Kernel) -> None:
+    fits, too_large = Tile(64, 64, 4, 2), Tile(128, 128, 8, 9)
+    shape = triton.Shape(B=1, H=2, S=512, D=128)
+    tiles = [too_large, fits]
+    results = triton.tune(kernel, torch.bfloat16, shape, CUDA, tiles=tiles, seconds=0.1)
+    assert [(one.tile, one.median_ms is None) for one in results] == [
+        (too_large, True), (fits, False),
+    ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Decoding on a CUDA device: long caches, CUDA graphs with changing lengths, 64-bit offsets."""
+"""Decoding and linear attention on a CUDA device: long sequences, CUDA graphs, equal bits."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import pytest
 import torch
 
 import transformer_kernels as tk
+from tests.gpu.test_device import far_apart, need_gib
 from tests.gpu.test_graphs import capture
-from tests.gpu.test_offsets import far_apart, need_gib
 from tests.support.case import assert_case, named
 from tests.support.decode_cases import DECODE_CASES, DecodeCase
+from tests.support.linear import LINEAR_CASES, LinearCase
 from transformer_kernels.backends.native.cuda_support import not_built_reason
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not_built_reason() is not None, reason=not_built_reason() or ""),
-]
+pytestmark = pytest.mark.gpu
+NEEDS_CUDA_KERNELS = pytest.mark.skipif(
+    not_built_reason() is not None, reason=not_built_reason() or ""
+)
 
 B, H_q, H_kv, D, PAGE, MAX_PAGES = 5, 8, 2, 128, 64, 40
 """MAX_PAGES is per sequence."""
 
 
+@NEEDS_CUDA_KERNELS
 def test_long_caches_split_over_the_whole_device() -> None:
     """Uneven lengths, so that CTAs begin and end within sequences."""
     cache_seqlens = (30001, 1, 0, 17000, 64, 29999, 5)
@@ -32,6 +34,7 @@ def test_long_caches_split_over_the_whole_device() -> None:
         assert_case(case, torch.bfloat16, "cuda", "cuda")
 
 
+@NEEDS_CUDA_KERNELS
 def test_results_are_bit_identical_in_every_run() -> None:
     (case,) = named(DECODE_CASES, "long-pages")
     x = case.inputs(torch.bfloat16, "cuda")
@@ -40,6 +43,7 @@ def test_results_are_bit_identical_in_every_run() -> None:
         assert all(torch.equal(other[name], value) for name, value in first.items())
 
 
+@NEEDS_CUDA_KERNELS
 def test_a_graph_replay_uses_the_current_lengths_and_block_table() -> None:
     """A model captures one decoding step and replays it for each token."""
     pages = B * MAX_PAGES
@@ -58,6 +62,7 @@ def test_a_graph_replay_uses_the_current_lengths_and_block_table() -> None:
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2], ids=["page", "head", "row"])
+@NEEDS_CUDA_KERNELS
 def test_strides_beyond_32_bits(dim: int) -> None:
     need_gib(16)
     q = torch.randn(3, 4, 1, 64, dtype=torch.bfloat16, device="cuda")
@@ -68,3 +73,33 @@ def test_strides_beyond_32_bits(dim: int) -> None:
     far = far_apart(k, dim), far_apart(v, dim)
     assert torch.equal(tk.attention_decode(q, *far, cache_seqlens, table, backend="cuda"), near)
     torch.cuda.empty_cache()
+
+
+def test_linear_results_are_bit_identical_in_every_run(backend: str) -> None:
+    (case,) = named(LINEAR_CASES, "gqa")
+    x = case.inputs(torch.bfloat16, "cuda")
+    first, second = (case.run(x, backend) for _ in range(2))
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+def test_packed_linear_attention(backend: str) -> None:
+    """One of them is longer than the states of a chunk."""
+    case = LinearCase(name="packed-long", packed=(700, 0, 1, 2299), trailing=1, D=64, D_v=64)
+    assert_case(case, torch.float32, backend, "cuda")
+
+
+@pytest.mark.parametrize("D", [64, 96])
+def test_linear_decoding_in_many_steps(D: int, backend: str) -> None:
+    case = LinearCase(name="many-steps", steps=(100, *(1,) * 30), H_q=4, H_kv=4, D=D, D_v=D)
+    assert_case(case, torch.bfloat16, backend, "cuda")
+
+
+def test_auto_chooses_the_faster_backend_of_linear_attention() -> None:
+    """Triton, except for a step of decoding: there the launch from Python would take longest."""
+    q, k, v = (torch.randn(1, 1, 3, 8, device="cuda") for _ in range(3))
+    assert tk.explain(q, k, v, operator=tk.linear_attention).chosen == "triton"
+    one = q[:, :, :1]
+    _, state = tk.linear_attention(q, k, v, return_state=True, backend="triton")
+    step = tk.explain(one, one, one, state, operator=tk.linear_attention_decode)
+    assert step.chosen == ("cuda" if not_built_reason() is None else "triton")

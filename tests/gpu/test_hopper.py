@@ -7,8 +7,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import transformer_kernels as tk
-from tests.csrc.cuda.hopper_cases import HOPPER_CASES, HOPPER_VARLEN
 from tests.gpu.on_device import tensors
+from tests.kernels.cuda.hopper_cases import HOPPER_CASES, HOPPER_VARLEN
 from tests.support.case import assert_case
 from tests.support.cases import Case
 from tests.support.varlen_cases import VarlenCase
@@ -30,15 +30,8 @@ def _hopper() -> None:
 
 @HALF_DTYPES
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("case", HOPPER_CASES, ids=str)
-def test_case(case: Case, dtype: torch.dtype) -> None:
-    assert_case(case, dtype, "cuda", "cuda")
-
-
-@HALF_DTYPES
-@pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("case", HOPPER_VARLEN, ids=str)
-def test_varlen(case: VarlenCase, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("case", [*HOPPER_CASES, *HOPPER_VARLEN], ids=str)
+def test_case(case: Case | VarlenCase, dtype: torch.dtype) -> None:
     assert_case(case, dtype, "cuda", "cuda")
 
 
@@ -64,11 +57,8 @@ def test_several_tiles_per_persistent_cta(D: int) -> None:
     """All heads are equal, so a CTA's later tiles must equal its first one."""
     x = tensors(B=1, H=1, M=1000, N=777, D=D)
     q, k, v = (one.detach().expand(4, 40, -1, -1).contiguous() for one in x[:3])
-    o = tk.attention(q, k, v, mask=tk.Mask.causal(align="bottom_right"), backend="cuda")
+    mask = tk.Mask.causal(align="bottom_right")
+    o = tk.attention(q, k, v, mask=mask, backend="cuda")
     assert torch.equal(o, o[:1, :1].expand_as(o))
-    exact = tk.attention(
-        *(one.detach().double() for one in x[:3]),
-        mask=tk.Mask.causal(align="bottom_right"),
-        backend="reference",
-    )
+    exact = tk.attention(*(one.detach().double() for one in x[:3]), mask=mask, backend="reference")
     torch.testing.assert_close(o[:1, :1].double(), exact, atol=0.02, rtol=0.02)

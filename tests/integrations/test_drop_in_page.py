@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
 from building.extension import ROOT
-from tests.support.torch_releases import needs_varlen
+from tests.integrations.huggingface.tiny_models import transformers
+from tests.support.backends import needs_varlen
+from transformer_kernels.integrations.huggingface import NAME
 
 PAGE = (ROOT / "docs" / "drop-in.md").read_text(encoding="utf-8")
 SECTIONS = {text.partition("\n")[0]: text for text in PAGE.split("\n## ")[1:]}
-ELSEWHERE = {"HuggingFace transformers", "Kernels of HuggingFace's hub"}
-"""Run by integrations/huggingface/test_example.py and hub/test_models.py, with more checks."""
-
-
-MARKS = {"Sequences of different lengths": needs_varlen}
+HUGGINGFACE, HUB = "HuggingFace transformers", "Kernels of HuggingFace's hub"
+"""Sections with examples of models; integrations/hub/test_models.py runs the second one."""
+MARKS = {
+    "Sequences of different lengths": needs_varlen,
+    HUGGINGFACE: pytest.mark.exhaustive,  # `make test` does not install transformers
+}
 
 
 @pytest.mark.parametrize(
-    "section",
-    [pytest.param(name, marks=MARKS.get(name, ())) for name in SECTIONS if name not in ELSEWHERE],
+    "section", [pytest.param(name, marks=MARKS.get(name, ())) for name in SECTIONS if name != HUB]
 )
 def test_example(section: str) -> None:
+    if section == HUGGINGFACE:
+        transformers()
     (code,) = re.findall(r"```python\n(.*?)```", SECTIONS[section], re.DOTALL)
-    exec(code, {})
+    variables: dict[str, Any] = {}
+    exec(code, variables)
+    if section == HUGGINGFACE:
+        model = variables["model"]
+        assert isinstance(model, transformers().PreTrainedModel)
+        assert model.config._attn_implementation == NAME
+        assert all(x.grad is not None and x.grad.isfinite().all() for x in model.parameters())

@@ -90,6 +90,23 @@ def test_masks(make: Callable[[], Module], masks: tuple[str, ...]) -> None:
     assert_same_function(got[~PADDING], expected[~PADDING])
 
 
+@pytest.mark.parametrize("padding", [None, PADDING], ids=["full", "padded"])
+def test_modules_in_training(padding: Tensor | None) -> None:
+    attention = nn.MultiheadAttention(16, 4, batch_first=True)
+    layer = nn.TransformerEncoderLayer(16, 4, 32, 0.0, batch_first=True)
+    x = PADDED
+    runs: tuple[Callable[[], Tensor], ...] = (
+        lambda: attention(x, x, x, need_weights=False, key_padding_mask=padding)[0],
+        lambda: layer(x, src_key_padding_mask=padding),
+    )
+    for run in runs:
+        expected = run()
+        with tk.enabled():
+            assert operators_run_by(run)[FORWARD] == 1
+            got = run()
+        assert_same_function(got[~PADDING], expected[~PADDING])
+
+
 @torch.no_grad()
 def test_need_weights_and_sdpa_kernel_run_torchs_operator() -> None:
     module = nn.MultiheadAttention(16, 4, batch_first=True).eval()

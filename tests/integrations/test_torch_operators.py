@@ -63,10 +63,7 @@ def test_flops_of_torchs_attention_are_counted_when_it_is_replaced() -> None:
     x = inputs(1, 2, 2, 7, 7, 8, 8)
     with tk.enabled():
         counted = flops(lambda: scaled_dot_product_attention(*x, is_causal=True))
-    assert counted == {
-        "attention_forward": 2 * 2 * 28 * 16,
-        "attention_backward": 2 * 2 * 28 * 40,
-    }
+    assert counted == {"attention_forward": 2 * 2 * 28 * 16, "attention_backward": 2 * 2 * 28 * 40}
 
 
 def test_flops_of_sequences() -> None:

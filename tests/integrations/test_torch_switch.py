@@ -1,9 +1,13 @@
-"""`enable` replaces torch's attention by these kernels, and `disable` brings it back."""
+"""`enable` replaces torch's attention by these kernels in all threads; `disable` brings it back."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,9 +30,10 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention as imported_before
 
 import transformer_kernels as tk
+from building.extension import ROOT
+from tests.support.backends import needs_varlen, not_in_2_11
 from tests.support.operators import BACKWARD, FORWARD, operators_run_by
 from tests.support.tiers import each
-from tests.support.torch_releases import needs_varlen, not_in_2_11
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.common import torch_private
 from transformer_kernels.integrations import torch_devices, torch_switch
@@ -44,6 +49,12 @@ def switched() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _off_afterwards() -> Iterator[None]:
+    yield
+    tk.disable()
+
+
 def leaves() -> Qkv:
     q, k, v = (x.clone().requires_grad_() for x in (Q, K, V))
     return q, k, v
@@ -53,69 +64,59 @@ def call_torchs() -> Tensor:
     return functional.scaled_dot_product_attention(Q, K, V)
 
 
+def is_on() -> bool:
+    return FORWARD in operators_run_by(call_torchs)
+
+
 def test_enable_and_disable_are_idempotent() -> None:
-    assert FORWARD not in operators_run_by(call_torchs)
+    assert not is_on()
     tk.enable()
-    try:
-        tk.enable()
-        assert operators_run_by(call_torchs)[FORWARD] == 1
-    finally:
+    tk.enable()
+    assert operators_run_by(call_torchs)[FORWARD] == 1
+    for _ in range(2):
         tk.disable()
-    assert FORWARD not in operators_run_by(call_torchs)
-    tk.disable()
-    assert FORWARD not in operators_run_by(call_torchs)
+        assert not is_on()
 
 
 def test_enabled_restores_the_previous_state() -> None:
     with pytest.raises(KeyError), tk.enabled():
         raise KeyError
-    assert FORWARD not in operators_run_by(call_torchs)
+    assert not is_on()
     tk.enable()
-    try:
-        with tk.enabled():
-            pass
-        assert FORWARD in operators_run_by(call_torchs)
-    finally:
-        tk.disable()
+    with tk.enabled():
+        pass
+    assert is_on()
 
 
 def test_blocks_and_enable_are_independent() -> None:
     with tk.enabled():
         tk.disable()
-        assert FORWARD in operators_run_by(call_torchs)
+        assert is_on()
         tk.enable()
-    try:
-        assert FORWARD in operators_run_by(call_torchs)
-    finally:
-        tk.disable()
-    assert FORWARD not in operators_run_by(call_torchs)
+    assert is_on()
+    tk.disable()
+    assert not is_on()
 
 
 @pytest.mark.usefixtures("switched")
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 def test_sdpa_kernel_is_honoured(mode: Callable[[], Any]) -> None:
     with mode():
+        assert operators_run_by(call_torchs)[FORWARD] == 1
         with sdpa_kernel(SDPBackend.MATH):
             ran = operators_run_by(call_torchs)
             assert FORWARD not in ran
             assert "aten::_scaled_dot_product_attention_math" in ran
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            assert FORWARD in operators_run_by(call_torchs)
+            assert is_on()
         with sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], set_priority=True):
-            assert FORWARD in operators_run_by(call_torchs)
+            assert is_on()
         with (
             sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION),
             pytest.raises(RuntimeError, match="No viable backend"),
         ):
             call_torchs()
-    assert FORWARD in operators_run_by(call_torchs)
-
-
-@pytest.mark.usefixtures("switched")
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_inference_runs_the_operator(mode: Callable[[], Any]) -> None:
-    with mode():
-        assert operators_run_by(call_torchs)[FORWARD] == 1
+    assert is_on()
 
 
 @needs_varlen
@@ -142,7 +143,7 @@ def test_torchs_registry_of_implementations() -> None:
         assert operators_run_by(call_torchs)[FORWARD] == 1
     finally:
         restore_flash_attention_impl()
-    assert FORWARD not in operators_run_by(call_torchs)
+    assert not is_on()
 
 
 def forget_registration() -> None:
@@ -153,7 +154,7 @@ def forget_registration() -> None:
 
 
 def test_devices_whose_kernels_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """tests/gpu/test_switch.py runs the replacement on a CUDA device."""
+    """tests/gpu/test_drop_in.py runs the replacement on a CUDA device."""
     replaced = {"cpu"}
     monkeypatch.setattr(torch_devices, "REPLACED", replaced)
     for name in ("CudaBackend", "TritonBackend"):
@@ -183,13 +184,9 @@ def test_distributed_tensors_run_the_operators() -> None:
         expected = functional.scaled_dot_product_attention(x, x, x)
         with tk.enabled():
             o = functional.scaled_dot_product_attention(x, x, x)
-            assert operators_run_by(lambda: functional.scaled_dot_product_attention(x, x, x))[
-                FORWARD
-            ]
-            parameter = nn.Parameter(Q)
-            assert operators_run_by(
-                lambda: functional.scaled_dot_product_attention(parameter, K, V)
-            )[FORWARD]
+            for tensors in ((x, x, x), (nn.Parameter(Q), K, V)):
+                attend = partial(functional.scaled_dot_product_attention, *tensors)
+                assert FORWARD in operators_run_by(attend)
     finally:
         distributed.destroy_process_group()
     assert isinstance(o, DTensor)
@@ -244,62 +241,6 @@ def test_autocast_through_the_switch() -> None:
         assert call_torchs().dtype == torch.bfloat16
 
 
-def run_module(module: nn.Module, *inputs: Tensor, **options: Any) -> Tensor:
-    o = module(*inputs, **options)
-    first: Tensor = o[0] if isinstance(o, tuple) else o
-    return first
-
-
-MODULES: dict[str, Callable[[], nn.Module]] = {
-    "attention": lambda: nn.MultiheadAttention(16, 4, batch_first=True),
-    "encoder-layer": lambda: nn.TransformerEncoderLayer(16, 4, 32, 0.0, batch_first=True),
-}
-
-
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("masked", [True, False], ids=["masked", "full"])
-@pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
-def test_inside_torchs_modules(make: Callable[[], nn.Module], masked: bool, training: bool) -> None:
-    module = make().train(training)
-    x = torch.randn(2, 9, 16)
-    attention = isinstance(module, nn.MultiheadAttention)
-    inputs = (x, x, x) if attention else (x,)
-    options: dict[str, Any] = {"need_weights": False} if attention else {}
-    if masked:
-        name = "key_padding_mask" if attention else "src_key_padding_mask"
-        options[name] = torch.arange(9) >= torch.tensor([[9], [6]])
-
-    with torch.set_grad_enabled(training):
-        expected = run_module(module, *inputs, **options)
-        with tk.enabled():
-            ran = operators_run_by(lambda: run_module(module, *inputs, **options))
-            got = run_module(module, *inputs, **options)
-    assert ran[FORWARD] == 1
-    visible = ~options.get("src_key_padding_mask", torch.zeros(2, 9, dtype=torch.bool))
-    assert_same_function(got[visible], expected[visible])
-
-
-@pytest.mark.parametrize(
-    "compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.exhaustive)]
-)
-def test_compiled_functions_follow_the_switch(compiler: str) -> None:
-    """Inductor also caches compiled graphs on disk, keyed by the same operator name."""
-
-    @torch.compile(backend=compiler, fullgraph=True)
-    def compiled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-    def forward_calls() -> int:
-        return operators_run_by(lambda: compiled(Q, K, V))[FORWARD]
-
-    expected = compiled(Q, K, V)
-    assert forward_calls() == 0
-    with tk.enabled():
-        assert_same_function(compiled(Q, K, V), expected)
-        assert forward_calls() == 1
-    assert forward_calls() == 0
-
-
 @pytest.mark.usefixtures("switched")
 def test_compiled_training_with_dropout() -> None:
     @torch.compile(backend="aot_eager", fullgraph=True)
@@ -342,3 +283,115 @@ def test_supported_calls_do_not_warn() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         call_torchs()
+
+
+def test_a_block_lasts_while_other_threads_end_theirs() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with tk.enabled():
+            entered.set()
+            leave.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    entered.wait()
+    try:
+        with tk.enabled():
+            pass
+        tk.disable()
+        assert is_on()
+    finally:
+        leave.set()
+        thread.join()
+    assert not is_on()
+
+
+@needs_varlen
+def test_a_registration_kept_for_other_threads_runs_torchs_attention() -> None:
+    def step() -> tuple[Tensor, ...]:
+        o = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return (o, *torch.autograd.grad(o, (q, k, v), torch.ones_like(o).cumsum(-1)))
+
+    leave = threading.Event()
+    thread = threading.Thread(target=leave.wait)
+    thread.start()
+    q, k, v = (x.clone().requires_grad_() for x in (Q, K, K.flip(-1)))
+    expected = step()
+    try:
+        with tk.enabled():
+            pass
+        assert torch_switch._SWITCH.library is not None
+        ran = operators_run_by(lambda: functional.scaled_dot_product_attention(Q, K, K))
+        assert FORWARD not in ran
+        assert "aten::_scaled_dot_product_flash_attention_for_cpu" in ran
+        assert all(map(torch.equal, step(), expected))
+        with pytest.raises(RuntimeError, match="to have the same dtype"):
+            functional.scaled_dot_product_attention(Q, K.double(), V)
+        with pytest.raises(NotImplementedError, match="has no kernel for the CPU"):
+            varlen_attn(Q[0], Q[0], Q[0], torch.tensor([0, 2]), None, 2, 2)
+    finally:
+        leave.set()
+        thread.join()
+
+
+SWITCH_PROGRAM = """
+import sys
+import threading
+import time
+import torch
+import transformer_kernels as tk
+
+def registered():
+    name, keys = "aten::scaled_dot_product_attention", ("CPU", "AutogradCPU")
+    return {torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in keys}
+
+assert registered() == {False}
+with tk.enabled():
+    assert registered() == {True}
+assert registered() == {False}  # the only thread
+
+torch.set_num_threads(1)
+sys.setswitchinterval(1e-4)
+x = torch.randn(1, 2, 16, 16)
+expected = torch.nn.functional.scaled_dot_product_attention(x, x, x)
+done, errors, calls = threading.Event(), [], [0] * 4
+
+def attend(n):
+    leaf = x.clone().requires_grad_(n % 2 == 1)
+    try:
+        while not done.is_set():
+            o = torch.nn.functional.scaled_dot_product_attention(leaf, leaf, leaf)
+            assert (o - expected).abs().max() < 1e-5
+            calls[n] += 1
+    except BaseException as error:
+        errors.append(error)
+
+threads = [threading.Thread(target=attend, args=(n,)) for n in range(4)]
+for thread in threads:
+    thread.start()
+for flip in range(1000):
+    if flip % 2:
+        tk.enable()
+        time.sleep(0)
+        tk.disable()
+    else:
+        with tk.enabled():
+            time.sleep(0)
+done.set()
+for thread in threads:
+    thread.join()
+assert not errors, errors[0]
+assert min(calls) > 0, calls
+assert registered() == {True}
+with tk.enabled():
+    pass
+assert registered() == {False}
+"""
+
+
+def test_threads_attend_while_the_switch_flips() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", SWITCH_PROGRAM], cwd=ROOT, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import transformer_kernels as tk
+from building.extension import ROOT
 from tests.support.operators import FORWARD, operators_run_by
 from tests.support.tiers import each
 from transformer_kernels.bench.tolerance import assert_same_function
@@ -90,6 +92,26 @@ def test_each_state_is_compiled_once(case: str) -> None:
     assert backend.frame_count == 1
 
 
+FIRST_COMPILATION = """
+import torch
+import transformer_kernels as tk
+
+layer = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True).eval()
+attend = torch.nn.functional.scaled_dot_product_attention
+x = torch.randn(2, 7, 8)
+with tk.enabled():
+    torch.compile(attend, backend="eager", fullgraph=True)(x, x, x)
+with torch.no_grad():
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    assert (compiled(x) - layer(x)).abs().max() < 1e-5
+"""
+
+
+def test_the_first_compilation_of_a_process_may_be_that_of_the_replacement() -> None:
+    """Afterwards torch's own operators are compiled as before."""
+    subprocess.run([sys.executable, "-c", FIRST_COMPILATION], cwd=ROOT, check=True)
+
+
 def test_a_lone_thread_keeps_what_compiled_code_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "_current_frames", lambda: {threading.get_ident(): None})
     monkeypatch.setattr(torch_switch._SWITCH, "guarded", False)
@@ -151,24 +173,23 @@ def test_a_torch_without_guards_compiles_again_at_each_change(
     assert backend.frame_count == 4
 
 
-def graph_cache_after_compiling() -> bool:
-    """Compiles in another thread. Settings of torch.compile belong to a thread."""
-    after: list[bool] = []
-
-    def run() -> None:
-        counted(attend)[0](Q)
-        after.append(functorch_config.enable_autograd_cache)
-
-    thread = threading.Thread(target=run)
+def in_thread(function: Callable[[], object]) -> None:
+    thread = threading.Thread(target=function)
     thread.start()
     thread.join()
-    return after[0]
 
 
 def test_graphs_of_the_replacement_are_not_cached_in_any_thread() -> None:
-    before = functorch_config.enable_autograd_cache
+    """Settings of torch.compile belong to a thread."""
+    before, after = functorch_config.enable_autograd_cache, []
+
+    def compile_once() -> None:
+        counted(attend)[0](Q)
+        after.append(functorch_config.enable_autograd_cache)
+
     with tk.enabled():
-        assert not graph_cache_after_compiling()
+        in_thread(compile_once)
+        assert after == [False]
         assert not functorch_config.enable_autograd_cache
     assert functorch_config.enable_autograd_cache == before
 
@@ -179,24 +200,35 @@ def test_the_cache_on_disk_holds_torchs_graphs_only(
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
-    def run(states: list[int]) -> None:
+    states: list[int] = []
+
+    def run() -> None:
         torch.compiler.reset()
         compiled = torch.compile(attend, fullgraph=True)
         states.append(calls_of_our_kernels(compiled, Q, on=torch_switch._SWITCH.on))
 
-    states: list[int] = []
     for on in (True, False) * 2:
         with tk.enabled() if on else nullcontext():
-            thread = threading.Thread(target=run, args=(states,))
-            thread.start()
-            thread.join()
-            run(states)
+            in_thread(run)
+            run()
     assert states == [1, 1, 0, 0] * 2
 
 
-def test_results_of_both_states() -> None:
-    compiled, _ = counted(attend)
+@pytest.mark.parametrize(
+    "compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.exhaustive)]
+)
+def test_results_of_both_states(compiler: str) -> None:
+    """Inductor also caches compiled graphs on disk, keyed by the same operator name."""
+
+    def causal(x: Tensor) -> Tensor:
+        k = x[:, :, :5]
+        return functional.scaled_dot_product_attention(x, k, k, is_causal=True)
+
+    torch.compiler.reset()
+    compiled = torch.compile(causal, backend=compiler, fullgraph=True)
     expected = compiled(Q)
-    with tk.enabled():
-        assert_same_function(compiled(Q), expected)
+    for on in (False, True, False):
+        assert calls_of_our_kernels(compiled, Q, on) == on
+        with tk.enabled() if on else nullcontext():
+            assert_same_function(compiled(Q), expected)
     assert torch.equal(compiled(Q), expected)

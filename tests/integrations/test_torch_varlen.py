@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
-from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -12,8 +10,15 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
+from tests.integrations.flash_attn.plain import (
+    assert_agrees,
+    by_sequence,
+    in_pages,
+    starts,
+    with_gradients,
+)
 from tests.support.tiers import each
-from transformer_kernels.bench.tolerance import assert_same_function, assert_within_rule
+from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.common import torch_private
 
 if torch_private.MISSING_FOR_VARLEN:
@@ -21,16 +26,9 @@ if torch_private.MISSING_FOR_VARLEN:
 
 from torch.nn.attention.varlen import AuxRequest, varlen_attn, varlen_attn_out
 
-Qkv = tuple[Tensor, Tensor, Tensor]
-LENGTHS_Q = (3, 70, 0, 1, 17)
-LENGTHS_K = (5, 67, 4, 0, 17)
-WINDOWS = {
-    "full": (-1, -1),
-    "causal": (-1, 0),
-    "left": (9, 0),
-    "both": (5, 3),
-    "right": (-1, 2),
-}
+LENGTHS_Q, LENGTHS_K = (3, 70, 0, 1, 17), (5, 67, 4, 0, 17)
+OFFSETS = starts(LENGTHS_Q), starts(LENGTHS_K)
+WINDOWS = {"full": (-1, -1), "causal": (-1, 0), "left": (9, 0), "both": (5, 3), "right": (-1, 2)}
 
 
 @pytest.fixture(autouse=True)
@@ -39,46 +37,17 @@ def _switched() -> Iterator[None]:
         yield
 
 
-def cumulative(lengths: tuple[int, ...]) -> Tensor:
-    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-
-
-def packed(dtype: torch.dtype = torch.float32, H_kv: int = 2, D_v: int = 12) -> Qkv:
-    q = torch.randn(sum(LENGTHS_Q), 4, 12, dtype=dtype)
-    k = torch.randn(sum(LENGTHS_K), H_kv, 12, dtype=dtype)
-    v = torch.randn(sum(LENGTHS_K), H_kv, D_v, dtype=dtype)
-    return q, k, v
+def packed(dtype: torch.dtype = torch.float32, H_kv: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    k, v = (torch.randn(sum(LENGTHS_K), H_kv, 12, dtype=dtype) for _ in range(2))
+    return torch.randn(sum(LENGTHS_Q), 4, 12, dtype=dtype), k, v
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     o, lse = varlen_attn(
-        q, k, v, cumulative(LENGTHS_Q), cumulative(LENGTHS_K), max(LENGTHS_Q), max(LENGTHS_K),
-        return_aux=AuxRequest(lse=True), enable_gqa=k.shape[1] != q.shape[1], **options,
+        q, k, v, *OFFSETS, max(LENGTHS_Q), max(LENGTHS_K), return_aux=AuxRequest(lse=True),
+        enable_gqa=k.shape[1] != q.shape[1], **options,
     )  # fmt: skip
     return o, lse
-
-
-def by_sequence(
-    q: Tensor, k: Tensor, v: Tensor, window_size: tuple[int, int], scale: float | None
-) -> Tensor:
-    """Attention of each sequence on its own, by the reference."""
-    left, right = (None if n < 0 else n for n in window_size)
-    mask = tk.Mask.window(left, right, align="bottom_right")
-    ends = (pairwise([0, *accumulate(lengths)]) for lengths in (LENGTHS_Q, LENGTHS_K))
-    outputs = []
-    for (q_start, q_end), (k_start, k_end) in zip(*ends, strict=True):
-        rows = q[q_start:q_end], k[k_start:k_end], v[k_start:k_end]
-        q_, k_, v_ = (x.transpose(0, 1)[None] for x in rows)
-        o = tk.attention(q_, k_, v_, mask=mask, scale=scale, backend="reference")
-        outputs.append(o[0].transpose(0, 1))
-    return torch.cat(outputs)
-
-
-def with_gradients(call: Any, tensors: Qkv, do: Tensor) -> dict[str, Tensor]:
-    leaves = [x.clone().requires_grad_() for x in tensors]
-    o = call(*leaves)
-    dq, dk, dv = torch.autograd.grad(o, leaves, do)
-    return {"o": o.detach(), "dq": dq, "dk": dk, "dv": dv}
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -86,39 +55,34 @@ def with_gradients(call: Any, tensors: Qkv, do: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize("window_size", WINDOWS.values(), ids=WINDOWS)
 @pytest.mark.parametrize("H_kv", [4, 2])
 def test_against_float64(dtype: torch.dtype, window_size: tuple[int, int], H_kv: int) -> None:
-    tensors = packed(dtype, H_kv)
-    do = torch.randn(sum(LENGTHS_Q), 4, 12, dtype=dtype)
-    expected = partial(by_sequence, window_size=window_size, scale=0.2)
-    got = with_gradients(lambda *x: attend(*x, window_size=window_size, scale=0.2)[0], tensors, do)
-    plain = with_gradients(expected, tensors, do)
-    q, k, v = (x.double() for x in tensors)
-    exact = with_gradients(expected, (q, k, v), do.double())
-    for name, value in got.items():
-        assert_within_rule(name, value, exact[name], plain[name])
+    def expected(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        options: dict[str, Any] = {"window_size": window_size, "softmax_scale": 0.2}
+        return by_sequence(q, k, v, LENGTHS_Q, LENGTHS_K, **options)
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, window_size=window_size, scale=0.2)[0]
+
+    assert_agrees(call, expected, packed(dtype, H_kv))
 
 
 def test_the_causal_flag_of_the_operators() -> None:
     """`varlen_attn` sets it together with the window (-1, 0)."""
-    tensors, do = packed(), torch.randn(sum(LENGTHS_Q), 4, 12)
-    cu_seqlens = cumulative(LENGTHS_Q), cumulative(LENGTHS_K)
 
     def by_flag(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         operator = torch.ops.aten._flash_attention_forward
-        o: Tensor = operator(q, k, v, *cu_seqlens, 70, 67, 0.0, True, False)[0]
+        o: Tensor = operator(q, k, v, *OFFSETS, 70, 67, 0.0, True, False)[0]
         return o
 
-    got = with_gradients(by_flag, tensors, do)
-    causal = partial(by_sequence, window_size=(-1, 0), scale=None)
-    for name, value in with_gradients(causal, tensors, do).items():
-        assert_same_function(got[name], value)
+    def expected(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return by_sequence(q, k, v, LENGTHS_Q, LENGTHS_K, causal=True)
+
+    assert_agrees(by_flag, expected, packed())
 
 
 def test_log_sum_exp() -> None:
     q, k, v = packed(H_kv=4)
     _, lse = attend(q, k, v)
-    _, expected = tk.attention_varlen(
-        q, k, v, cumulative(LENGTHS_Q), cumulative(LENGTHS_K), return_lse=True
-    )
+    _, expected = tk.attention_varlen(q, k, v, *OFFSETS, return_lse=True)
     assert lse.shape == (4, sum(LENGTHS_Q))
     assert torch.equal(lse, expected)
 
@@ -126,9 +90,7 @@ def test_log_sum_exp() -> None:
 def test_out() -> None:
     q, k, v = packed(H_kv=4)
     out = torch.full_like(q, float("nan"))
-    varlen_attn_out(
-        out, q, k, v, cumulative(LENGTHS_Q), cumulative(LENGTHS_K), max(LENGTHS_Q), max(LENGTHS_K)
-    )
+    varlen_attn_out(out, q, k, v, *OFFSETS, max(LENGTHS_Q), max(LENGTHS_K))
     assert torch.equal(out, attend(q, k, v)[0])
 
 
@@ -137,12 +99,12 @@ def test_keys_in_use() -> None:
     q, k, v = packed()
     used = torch.tensor([2, 60, 0, 0, 17], dtype=torch.int32)
     keep = torch.zeros(len(k), dtype=torch.bool)
-    for start, count in zip(cumulative(LENGTHS_K).tolist(), used.tolist(), strict=False):
+    for start, count in zip(OFFSETS[1].tolist(), used.tolist(), strict=False):
         keep[start : start + count] = True
     k, v = (x.masked_fill(~keep[:, None, None], float("nan")) for x in (k, v))
     o, lse = attend(q, k, v, seqused_k=used, window_size=(-1, 0))
     expected, expected_lse = tk.attention_varlen(
-        q, k[keep], v[keep], cumulative(LENGTHS_Q), cumulative(tuple(used.tolist())),
+        q, k[keep], v[keep], OFFSETS[0], starts(tuple(used.tolist())),
         mask=tk.Mask.causal(align="bottom_right"), return_lse=True,
     )  # fmt: skip
     assert torch.equal(o, expected)
@@ -157,24 +119,18 @@ def test_pages(page_size: int, lengths_q: tuple[int, ...], window_size: tuple[in
     lengths_k = (33, 9, 16)
     q = torch.randn(sum(lengths_q), 4, 12)
     k, v = (torch.randn(sum(lengths_k), 2, 12) for _ in range(2))
-    pages = [-(-n // page_size) for n in lengths_k]
-    table = torch.full((3, max(pages)), 2**31 - 1, dtype=torch.int32)
-    k_pages, v_pages = (torch.full((sum(pages) + 2, page_size, 2, 12), torch.nan) for _ in range(2))
-    free = iter(torch.randperm(sum(pages) + 2).tolist())
-    for b, (start, end) in enumerate(pairwise([0, *accumulate(lengths_k)])):
-        for number, row in enumerate(range(start, end, page_size)):
-            table[b, number] = page = next(free)
-            rows = slice(row, min(end, row + page_size))
-            k_pages[page, : rows.stop - row] = k[rows]
-            v_pages[page, : rows.stop - row] = v[rows]
+    columns = -(-max(lengths_k) // page_size)
+    table = torch.randperm(3 * columns).view(3, columns).int()
+    k_pages, v_pages = (in_pages(x, lengths_k, page_size, table) for x in (k, v))
+    table[torch.arange(columns) * page_size >= torch.tensor(lengths_k)[:, None]] = 2**31 - 1
     o, lse = varlen_attn(
-        q, k_pages, v_pages, cumulative(lengths_q), None, max(lengths_q), max(lengths_k),
+        q, k_pages, v_pages, starts(lengths_q), None, max(lengths_q), max(lengths_k),
         enable_gqa=True, seqused_k=torch.tensor(lengths_k, dtype=torch.int32), block_table=table,
         window_size=window_size, return_aux=AuxRequest(lse=True), num_splits=1,
     )  # fmt: skip
     left = None if window_size[0] < 0 else window_size[0]
     expected, expected_lse = tk.attention_varlen(
-        q, k, v, cumulative(lengths_q), cumulative(lengths_k),
+        q, k, v, starts(lengths_q), starts(lengths_k),
         mask=tk.Mask.window(left, 0, align="bottom_right"), return_lse=True,
     )  # fmt: skip
     assert_same_function(o, expected)
@@ -185,11 +141,12 @@ def test_pages(page_size: int, lengths_q: tuple[int, ...], window_size: tuple[in
     "compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.exhaustive)]
 )
 def test_compiled_training(compiler: str) -> None:
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, window_size=(-1, 0))[0]
+
     tensors, do = packed(), torch.randn(sum(LENGTHS_Q), 4, 12)
-    call = partial(attend, window_size=(-1, 0))
-    compiled = torch.compile(call, backend=compiler, fullgraph=True)
-    got = with_gradients(lambda *x: compiled(*x)[0], tensors, do)
-    expected = with_gradients(lambda *x: call(*x)[0], tensors, do)
+    compiled: Any = torch.compile(call, backend=compiler, fullgraph=True)
+    got, expected = (with_gradients(function, tensors, do) for function in (compiled, call))
     for name, value in got.items():
         assert torch.equal(value, expected[name]), name
 
@@ -239,7 +196,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 def test_invalid_calls_of_the_operator(message: str) -> None:
     q, k, v = packed()
     valid: dict[str, Any] = {
-        "cum_seq_q": cumulative(LENGTHS_Q), "cum_seq_k": cumulative(LENGTHS_K),
+        "cum_seq_q": OFFSETS[0], "cum_seq_k": OFFSETS[1],
         "max_q": 70, "max_k": 67, "dropout_p": 0.0, "is_causal": False, "return_debug_mask": False,
     }  # fmt: skip
     torch.ops.aten._flash_attention_forward(q, k, v, **valid)
@@ -253,7 +210,7 @@ def test_invalid_pages(page: int, lengths_q: tuple[int, int]) -> None:
     pages = torch.randn(4, 16, 2, 12)
     with pytest.raises(ValueError, match="block_table must"):
         varlen_attn(
-            torch.randn(sum(lengths_q), 2, 12), pages, pages, cumulative(lengths_q), None,
+            torch.randn(sum(lengths_q), 2, 12), pages, pages, starts(lengths_q), None,
             max(lengths_q), 16,
             seqused_k=torch.tensor([7, 9]), block_table=torch.tensor([[0], [page]]),
         )  # fmt: skip

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.threads import one_thread
+from tests.support.runtime import one_thread
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
-"""Small HuggingFace models with random weights, as a reference for ours; nothing is downloaded.
+"""Small HuggingFace models with random weights, as a reference for ours, and files like theirs.
 
-Tests that use them are marked `exhaustive`, because `make test` does not install transformers.
+Nothing is downloaded. Tests that use the models are marked `exhaustive`, because `make test` does
+not install transformers.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from torch import Tensor, nn
 from transformer_kernels.models import ReformerConfig, T5Config
 
 FILE = "model.safetensors"
+Tensors = dict[str, Tensor]
+"""Tensors by their names in a file of HuggingFace"""
 
 
 @contextmanager
@@ -130,6 +133,36 @@ def _random(model: nn.Module, dtype: torch.dtype, std: float = 0.2) -> nn.Module
     return model
 
 
+def t5_tensors(config: T5Config) -> Tensors:
+    """Random tensors of a file of T5, in float64, large enough that a swapped one shows."""
+    width, hidden, inner = config.width, config.hidden, config.heads * config.head_size
+    shapes: dict[str, tuple[int, ...]] = {"shared.weight": (config.vocabulary, width)}
+    if not config.tied_embeddings:
+        shapes["lm_head.weight"] = (config.vocabulary, width)
+    for stack, layers in (("encoder", config.layers), ("decoder", config.decoder_layers)):
+        shapes[f"{stack}.final_layer_norm.weight"] = (width,)
+        kinds = ["SelfAttention", "EncDecAttention"][: 1 if stack == "encoder" else 2]
+        for n in range(layers):
+            block = f"{stack}.block.{n}.layer"
+            for place, kind in enumerate(kinds):
+                for name in "qkv":
+                    shapes[f"{block}.{place}.{kind}.{name}.weight"] = (inner, width)
+                shapes[f"{block}.{place}.{kind}.o.weight"] = (width, inner)
+            feed_forward = f"{block}.{len(kinds)}.DenseReluDense"
+            for name in ["wi"] if config.activation == "relu" else ["wi_0", "wi_1"]:
+                shapes[f"{feed_forward}.{name}.weight"] = (hidden, width)
+            shapes[f"{feed_forward}.wo.weight"] = (width, hidden)
+            for place in range(len(kinds) + 1):
+                shapes[f"{block}.{place}.layer_norm.weight"] = (width,)
+        table = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        shapes[table] = (config.buckets, config.heads)
+    generator = torch.Generator().manual_seed(3)
+    return {
+        name: 0.4 * torch.randn(shape, generator=generator, dtype=torch.float64)
+        for name, shape in shapes.items()
+    }
+
+
 def saved(model: Any, folder: Path) -> Path:
     """Saves the model with transformers' own `save_pretrained`; returns the file."""
     model.save_pretrained(folder)
@@ -148,16 +181,16 @@ def saved_gradients(model: nn.Module, folder: Path) -> Path:
     return write({name: gradient.contiguous() for name, gradient in gradients.items()}, folder)
 
 
-def write(tensors: dict[str, Tensor], folder: Path) -> Path:
+def write(tensors: Tensors, folder: Path) -> Path:
     """Writes a safetensors file of these tensors; returns the file."""
     folder.mkdir(exist_ok=True)
     save_file(tensors, folder / FILE)
     return folder / FILE
 
 
-def read(file: Path) -> dict[str, Tensor]:
+def read(file: Path) -> Tensors:
     """Returns the tensors of a safetensors file."""
-    tensors: dict[str, Tensor] = load_file(file)
+    tensors: Tensors = load_file(file)
     return tensors
 
 

@@ -78,15 +78,21 @@ def test_every_layer_has_the_selected_implementation(
         entry.build("flash")  # type: ignore[arg-type]
 
 
-@of_entries([entry for entry in ENTRIES if "reformer" not in entry.label])
-def test_bfloat16_by_autocast_is_close_to_float32(entry: Entry) -> None:
-    """Without the Reformer: rounding changes a hash."""
-    model = entry.build().float().eval()
+@with_implementations([entry for entry in ENTRIES if "reformer" not in entry.label])
+def test_bfloat16_by_autocast_is_close_to_float32(
+    entry: Entry, implementation: AttnImplementation
+) -> None:
+    """Also with a cache or a state in float32. Without the Reformer: rounding changes a hash."""
+    model = entry.build(implementation).float().eval()
     expected = entry.run(model, tokens())
     with torch.autocast("cpu", torch.bfloat16):
         y = entry.run(model, tokens())
     assert_same_function(y, expected, dtype=torch.bfloat16)
     assert all(x.isfinite().all() for x in gradients(model, y))
+    if entry.parts is not None and entry.causal is not None:
+        with torch.autocast("cpu", torch.bfloat16):
+            parts = entry.parts(model, tokens(), [4, 1, 4])
+        assert_same_function(parts, entry.causal(model, tokens()), dtype=torch.bfloat16)
 
 
 # Visibility
@@ -430,6 +436,34 @@ def test_named_sizes_have_the_published_parameter_counts(
         model = kind(config)
     found = sum(parameter.numel() for parameter in model.parameters())
     assert found == pytest.approx(count, abs=1e6 if isinstance(count, float) else 0)
+
+
+@each(
+    ("config", "expected"),
+    [
+        (
+            models.SIZES["seed"],
+            {"layers": 12, "width": 256, "heads": 8, "context": 256, "activation": "relu"},
+        ),
+        (models.SIZES["seed"], {"norm": "post", "form": "wide"}),
+        (models.SIZES["nanogpt-cpu"], {"layers": 4, "width": 128, "heads": 4, "context": 64}),
+        (models.CLASSIFIER_SIZES["seed"], {"layers": 6, "width": 128, "heads": 8, "context": 512}),
+        (models.CLASSIFIER_SIZES["seed"], {"vocabulary": 50_000, "classes": 2}),
+        (models.CLASSIFIER_SIZES["seed"], {"norm": "post", "form": "wide"}),
+        (models.TRANSLATOR_SIZES["base"], {"layers": 6, "width": 512, "heads": 8, "hidden": 2048}),
+        (models.TRANSLATOR_SIZES["base"], {"dropout": 0.1, "norm": "post", "shared": True}),
+        (models.REFORMER_SIZES["enwik8"], {"layers": 12, "width": 1024, "heads": 8}),
+        (models.REFORMER_SIZES["enwik8"], {"context": 65_536, "columns": 256, "hidden": None}),
+        (models.REFORMER_SIZES["enwik8"], {"hash_every": 1, "dropout": 0.1}),
+        (
+            models.SPARSE_TRANSFORMER_SIZES["enwik8"].sparse_pattern(),
+            {"kind": "fixed", "combination": "merged", "stride": 128, "summaries": 32},
+        ),
+    ],
+    ids=lambda x: str(x)[:80],
+)
+def test_named_sizes_are_those_of_their_sources(config: Any, expected: dict[str, Any]) -> None:
+    assert {name: getattr(config, name) for name in expected} == expected
 
 
 @each(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.models.zoo import ENCODER_DECODERS, LENGTHS, VOCABULARY, entry_of, tokens
+from tests.support.tiers import each
 from transformer_kernels.models import Memories, TextGenerator
 from transformer_kernels.models.generation import generate, sample
 from transformer_kernels.nn import KVCache
@@ -29,17 +30,12 @@ def drawn(seed: int) -> torch.Generator:
 # Sampling
 
 
-def greedy_by_hand(model: TextGenerator, prompt: bytes, length: int) -> bytes:
-    text = list(prompt)
-    for _ in range(length):
-        text.append(int(model(torch.tensor([text[-12:]]))[0, -1].argmax()))
-    return bytes(text[len(prompt) :])
-
-
 @pytest.mark.parametrize("prompt", [b"abc", b"a prompt longer than twelve bytes"])
 def test_temperature_zero_selects_the_likeliest_byte_of_the_last_context(prompt: bytes) -> None:
-    model = generator()
-    expected = greedy_by_hand(model, prompt, 20)
+    model, text = generator(), list(prompt)
+    for _ in range(20):
+        text.append(int(model(torch.tensor([text[-12:]]))[0, -1].argmax()))
+    expected = bytes(text[len(prompt) :])
     assert model.generate(prompt, 20, temperature=0) == expected
     assert model.generate(prompt, 20, temperature=5e-324) == expected
     assert model.generate(prompt[-12:], 20, temperature=0) == expected
@@ -54,21 +50,17 @@ def test_samples_follow_the_distribution() -> None:
     assert sample(logits, 1e-300, draws) == 1
 
 
-def test_seed_determines_the_text_and_stream_matches_generate() -> None:
+def test_seed_determines_the_text_and_evaluation_mode_is_kept() -> None:
     model = generator()
     texts = [model.generate(b"x", 15, temperature=1.0, generator=drawn(n)) for n in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
-    stream = model.stream(b"x", 15, temperature=1.0, generator=drawn(1))
+    stream = model.eval().stream(b"x", 15, temperature=1.0, generator=drawn(1))
     assert bytes(islice(stream, 4)) == texts[0][:4]
-
-
-def test_the_mode_of_evaluation_is_kept() -> None:
-    model = generator().eval()
     model.generate(b"x", 1)
     assert not model.training
 
 
-@pytest.mark.parametrize(
+@each(
     ("prompt", "length", "temperature", "message"),
     [
         (b"", 5, 1.0, "prompt must have at least one token"),
@@ -120,6 +112,13 @@ def test_state_advances_by_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
     found = list(generate(model, [1, 2, 3, 4, 5, 6], 6, temperature=2.0, generator=drawn(2)))
     assert calls == [[1, 2, 3, 4, 5], [6], *([token] for token in found[:-1])]
     assert found == expected
+
+
+@pytest.mark.parametrize("name", ["gpt2", "sparse-fixed"])
+def test_a_text_beyond_the_capacity_of_the_cache_raises_value_error(name: str) -> None:
+    model = entry_of(name).build()
+    with pytest.raises(ValueError, match="count must be at most 12"):
+        model(tokens(13), cache=model.new_cache(3))
 
 
 # Greedy targets of an encoder-decoder
@@ -187,17 +186,6 @@ def test_source_is_projected_once(
         monkeypatch.setattr(block.memory_attention, "keys_and_values", record)
     model.greedy_targets(tokens(), LENGTHS, **OPTIONS, cached=cached)
     assert calls == [(3, 9)] * len(model.decoder_blocks)
-
-
-@both_models
-def test_autocast_changes_no_target(entry: Any) -> None:
-    model = entry.build().float()
-    plain, autocast = [], []
-    for cached in (True, False):
-        plain.append(model.greedy_targets(tokens(), LENGTHS, **OPTIONS, cached=cached))
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            autocast.append(model.greedy_targets(tokens(), LENGTHS, **OPTIONS, cached=cached))
-    assert autocast == plain
 
 
 @both_models

@@ -1,4 +1,4 @@
-"""Transformer-XL: HuggingFace's results, memories, dropout, and learning."""
+"""Transformer-XL: HuggingFace's results, memories, dropout and dtypes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.models.huggingface import assert_same, read
+from tests.models.huggingface import Tensors, assert_same, read
 from tests.models.record_transformer_xl import (
     CASES,
     FILE,
@@ -24,6 +24,7 @@ from tests.models.record_transformer_xl import (
 )
 from tests.models.zoo import IMPLEMENTATIONS, XL, by_state, entry_of, gradients
 from tests.models.zoo import tokens as text
+from tests.support.tiers import each
 from transformer_kernels import RelativeKeys
 from transformer_kernels.models import (
     TRANSFORMER_XL_SIZES,
@@ -33,7 +34,6 @@ from transformer_kernels.models import (
 )
 from transformer_kernels.nn import (
     AttnImplementation,
-    Norm,
     attend,
     distance_sinusoids,
     relative_attention,
@@ -73,7 +73,12 @@ BLOCK = {
 BIASES = {"r_w_bias": "content_bias", "r_r_bias": "position_bias"}
 
 
-def our_names(theirs: dict[str, Tensor], case: Case) -> dict[str, Tensor]:
+def beginning(prefix: str, tensors: Tensors) -> Tensors:
+    """The tensors whose names begin with a prefix, without it."""
+    return {n.removeprefix(prefix): x for n, x in tensors.items() if n.startswith(prefix)}
+
+
+def our_names(theirs: Tensors, case: Case) -> Tensors:
     """Our parameters, or their gradients, from those of HuggingFace's model."""
     theirs = {name.removeprefix("transformer."): tensor for name, tensor in theirs.items()}
     found = {name: theirs.pop(stored) for stored, name in MODEL.items()}
@@ -82,11 +87,8 @@ def our_names(theirs: dict[str, Tensor], case: Case) -> dict[str, Tensor]:
         for layer, weight in zip(("queries", "keys", "values"), qkv, strict=True):
             found[f"blocks.{n}.attention.{layer}.weight"] = weight
     for stored, name in BIASES.items():
-        places = (
-            [stored]
-            if case.tied_biases
-            else [f"layers.{n}.dec_attn.{stored}" for n in range(LAYERS)]
-        )
+        apart = [f"layers.{n}.dec_attn.{stored}" for n in range(LAYERS)]
+        places = [stored] if case.tied_biases else apart
         found[name] = torch.stack([theirs.pop(place) for place in places])
     for stored, tensor in theirs.items():
         _, number, layer = stored.split(".", maxsplit=2)
@@ -113,21 +115,9 @@ def test_log_probabilities_and_gradients_are_those_of_huggingface(
     case: Case, implementation: AttnImplementation
 ) -> None:
     """Over 20 segments; `record_transformer_xl.py` made the file of results."""
-    recorded = {
-        name.removeprefix(f"{case.name}/"): tensor
-        for name, tensor in read(FILE).items()
-        if name.startswith(f"{case.name}/")
-    }
+    recorded = beginning(f"{case.name}/", read(FILE))
     weights, expected = (
-        our_names(
-            {
-                name.removeprefix(prefix): tensor
-                for name, tensor in recorded.items()
-                if name.startswith(prefix)
-            },
-            case,
-        )
-        for prefix in ("weights.", "gradients.")
+        our_names(beginning(prefix, recorded), case) for prefix in ("weights.", "gradients.")
     )
     transformer = model_of(case, implementation)
     transformer.load_state_dict(weights)
@@ -158,17 +148,6 @@ def test_pre_norm_blocks_end_in_a_normalisation() -> None:
 # Memories
 
 
-def test_only_a_memory_shows_the_previous_segment() -> None:
-    transformer = model()
-    other = tokens(10)
-    other[:, :5] = other[:, :5] % 16 + 1
-    for memory, same in ((5, False), (0, True)):
-        transformer.config = replace(XL, memory=memory)
-        before, after = (by_segments(transformer, text, 5)[:, 5:] for text in (tokens(10), other))
-        assert torch.isclose(before, after).all(dim=-1).all().item() == same
-        assert torch.isclose(before, after).all(dim=-1).any().item() == same
-
-
 def test_memories_are_the_last_inputs_of_each_layer_without_a_gradient() -> None:
     transformer = model(memory=8)
     inputs: list[Tensor] = []
@@ -183,9 +162,7 @@ def test_memories_are_the_last_inputs_of_each_layer_without_a_gradient() -> None
         assert memory.untyped_storage().nbytes() == memory.nbytes
 
 
-@pytest.mark.parametrize(
-    ("kept", "given", "lengths"), [(8, None, [5, 8, 8]), (0, None, [0, 0, 0]), (8, 6, [5, 6, 6])]
-)
+@each(("kept", "given", "lengths"), [(8, None, [5, 8, 8]), (0, None, [0, 0, 0]), (8, 6, [5, 6, 6])])
 def test_memories_grow_to_their_length(kept: int, given: int | None, lengths: list[int]) -> None:
     transformer = model(memory=kept)
     memories, found = transformer.new_state(2), []
@@ -194,19 +171,6 @@ def test_memories_grow_to_their_length(kept: int, given: int | None, lengths: li
         found.append(memories[0].shape[1])
         assert [tuple(each.shape) for each in memories] == [(2, found[-1], 10)] * 2
     assert found == lengths
-
-
-def test_no_gradient_reaches_the_previous_segment() -> None:
-    """A token of the first segment alone has a gradient through the projection to logits only."""
-    transformer = model()
-    with torch.no_grad():
-        transformer.embedding.weight[0] = 0.3
-    first, second = torch.zeros(1, 5, dtype=torch.int64), tokens(5, batch=1).clamp(min=1)
-    _, memories = transformer(first)
-    logits, _ = transformer(second, memories)
-    (gradient,) = torch.autograd.grad(logits[..., 1:].sum(), transformer.embedding.weight)
-    assert (gradient[0] == 0).all()
-    assert (gradient[1:] != 0).any()
 
 
 def test_config_is_replaced_for_evaluation() -> None:
@@ -302,55 +266,3 @@ def test_head_size_defaults_to_the_width_over_the_heads() -> None:
     config = TransformerXLConfig(layers=1, heads=4, width=24, context=8, memory=8)
     assert config.size_of_a_head() == 6
     assert TRANSFORMER_XL_SIZES["wt103-base"].size_of_a_head() == 41
-
-
-PERIOD, SEGMENT, KINDS = 48, 32, 16
-
-
-def periodic_streams(batch: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """Six segments (B, 33) of texts that repeat 48 random tokens; each begins with the last
-    token of the one before."""
-    pattern = torch.randint(KINDS, (batch, PERIOD), generator=generator)
-    return pattern.repeat(1, 5).unfold(1, SEGMENT + 1, SEGMENT)[:, :6].unbind(dim=1)
-
-
-def accuracy(transformer: TransformerXL, memory: int) -> float:
-    """Share of tokens predicted, after the first 96 of each text."""
-    streams = periodic_streams(32, torch.Generator().manual_seed(5))
-    memories, hits = None, []
-    with torch.no_grad():
-        for segment in streams:
-            logits, memories = transformer(segment[:, :-1], memories, memory=memory)
-            hits.append(logits.argmax(dim=-1) == segment[:, 1:])
-    return torch.stack(hits[3:]).double().mean().item()
-
-
-@pytest.mark.parametrize(
-    ("norm", "rate", "texts"),
-    [("pre", 5e-3, 18), pytest.param("post", 1e-3, 120, marks=pytest.mark.exhaustive)],
-)
-def test_tokens_beyond_the_segment_are_predicted_from_the_memory(
-    norm: Norm, rate: float, texts: int
-) -> None:
-    """A segment of 32 never shows the token 48 positions back, and a memory of 32 shows it to the
-    last 17 queries of a segment."""
-    torch.manual_seed(1)  # some starts take twice as many texts
-    transformer = TransformerXL(
-        TransformerXLConfig(
-            layers=2, heads=2, width=64, hidden=128, vocabulary=KINDS,
-            context=SEGMENT, memory=64, dropout=0.0, norm=norm,
-        )
-    )  # fmt: skip
-    optimizer = torch.optim.Adam(transformer.parameters(), rate)
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(texts):
-        memories = None
-        for segment in periodic_streams(16, generator):
-            logits, memories = transformer(segment[:, :-1], memories)
-            loss = nn.functional.cross_entropy(logits.flatten(0, 1), segment[:, 1:].flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    assert accuracy(transformer, 64) > 0.95
-    assert accuracy(transformer, 32) == pytest.approx(17 / 32 + 15 / 32 / KINDS, abs=0.05)
-    assert accuracy(transformer, 0) < 0.1

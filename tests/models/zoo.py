@@ -9,32 +9,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from transformer_kernels.models import (
-    GPT2,
-    T5,
-    Bert,
-    BertConfig,
-    BertForClassification,
-    BertForPreTraining,
-    Classifier,
-    ClassifierConfig,
-    GeneratorConfig,
-    GPT2Config,
-    LinearTransformer,
-    LinearTransformerConfig,
-    Lookup,
-    LookupConfig,
-    Reformer,
-    ReformerConfig,
-    SparseTransformer,
-    SparseTransformerConfig,
-    T5Config,
-    TextGenerator,
-    TransformerXL,
-    TransformerXLConfig,
-    Translator,
-    TranslatorConfig,
-)
+from transformer_kernels import models
 from transformer_kernels.nn import AttnImplementation, LinearImplementation
 
 IMPLEMENTATIONS: tuple[AttnImplementation, ...] = get_args(AttnImplementation)
@@ -55,7 +30,7 @@ def tokens(length: int = 9, batch: int = 3, seed: int = 1) -> Tensor:
 TARGET = tokens(7, seed=2)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Entry:
     """A small model, and how it is called."""
 
@@ -79,13 +54,8 @@ class Entry:
     """Embedding of the padded text alone, whose row 0 may be NaN."""
     dropouts: int = 0
     """Number of times that an element-wise dropout applies, with `dropout` in the config."""
-
-    @property
-    def drops_weights(self) -> bool:
-        """True if `dropout` in the config applies to attention weights, too."""
-        return self.kind not in (
-            SparseTransformer, Reformer, LinearTransformer, TransformerXL,
-        )  # fmt: skip
+    drops_weights: bool = True
+    """True if `dropout` in the config applies to attention weights, too."""
 
     def __str__(self) -> str:
         return self.label
@@ -100,6 +70,30 @@ class Entry:
                 if parameter.requires_grad:
                     parameter.copy_(0.4 * torch.randn(parameter.shape, generator=draws))
         return model
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    """Normal float64 numbers."""
+    draws = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=draws, dtype=torch.float64)
+
+
+def result_and_gradients(o: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """o, and the gradients of the inputs for a random gradient of o."""
+    return o.detach(), *torch.autograd.grad(o, inputs, randn(*o.shape, seed=9).to(o.dtype))
+
+
+def saved_sizes(call: Callable[[], object]) -> list[int]:
+    """Numbers of elements of the tensors that autograd saves in a call."""
+    sizes: list[int] = []
+
+    def save(x: Tensor) -> Tensor:
+        sizes.append(x.numel())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda x: x):
+        call()
+    return sizes
 
 
 def combination(*results: Tensor) -> Tensor:
@@ -142,22 +136,25 @@ def by_decoder_cache(model: Any, text: Tensor, counts: Sequence[int]) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
+def counts_of(text: Tensor, lengths: Tensor | None) -> list[int]:
+    """Number of tokens of each row."""
+    return [text.shape[1]] * len(text) if lengths is None else lengths.tolist()
+
+
 def pre_training_rows(
     model: Any, text: Tensor, lengths: Tensor | None, _: Sequence[int]
 ) -> list[Tensor]:
     logits = model(text, lengths=lengths)
-    counts = [text.shape[1]] * len(text) if lengths is None else lengths.tolist()
     return [
         torch.cat([logits.tokens[b, :n].flatten(), logits.next_sentence[b]])
-        for b, n in enumerate(counts)
+        for b, n in enumerate(counts_of(text, lengths))
     ]
 
 
 def encoder_rows(
     model: Any, text: Tensor, lengths: Tensor | None, _: Sequence[int]
 ) -> list[Tensor]:
-    x = model(text, lengths=lengths)
-    counts = [text.shape[1]] * len(text) if lengths is None else lengths.tolist()
+    x, counts = model(text, lengths=lengths), counts_of(text, lengths)
     return [torch.cat([x[b, :n], model.pooled(x)[b : b + 1]]) for b, n in enumerate(counts)]
 
 
@@ -178,63 +175,70 @@ POOLED: dict[str, Any] = {
 }
 
 SIZES: dict[str, Any] = {"layers": 2, "heads": 2, "width": 16}
-BERT = BertConfig(**SIZES, hidden=24, vocabulary=VOCABULARY, context=9, segments=3, dropout=0.0)
-SPARSE = SparseTransformerConfig(
+BERT = models.BertConfig(
+    **SIZES, hidden=24, vocabulary=VOCABULARY, context=9, segments=3, dropout=0.0
+)
+SPARSE = models.SparseTransformerConfig(
     layers=2, heads=4, width=16, vocabulary=VOCABULARY, context=12, stride=4, subblocks=2
 )
-REFORMER = ReformerConfig(**SIZES, vocabulary=VOCABULARY, context=12, columns=4, chunk=4, rounds=2)
-LINEAR = LinearTransformerConfig(**SIZES, vocabulary=VOCABULARY, context=12)
-XL = TransformerXLConfig(
+REFORMER = models.ReformerConfig(
+    **SIZES, vocabulary=VOCABULARY, context=12, columns=4, chunk=4, rounds=2
+)
+LINEAR = models.LinearTransformerConfig(**SIZES, vocabulary=VOCABULARY, context=12)
+XL = models.TransformerXLConfig(
     layers=2, heads=2, width=10, head_size=7, hidden=13, vocabulary=VOCABULARY,
     context=5, memory=40, dropout=0.0,
 )  # fmt: skip
-TRANSLATOR = TranslatorConfig(
+TRANSLATOR = models.TranslatorConfig(
     **SIZES, source_vocabulary=VOCABULARY, target_vocabulary=VOCABULARY, hidden=20, context=21,
     dropout=0.0,
 )  # fmt: skip
-T5_CONFIG = T5Config(
+T5_CONFIG = models.T5Config(
     layers=2, decoder_layers=3, heads=3, width=10, head_size=5, hidden=14, vocabulary=VOCABULARY,
     buckets=6, max_distance=5, dropout=0.0,
 )  # fmt: skip
 """Distances beyond max_distance occur in texts of 7 tokens."""
+T5_V1_1 = replace(T5_CONFIG, activation="gated_gelu", tied_embeddings=False)
 
 
 def _sparse(name: str, **changes: Any) -> Entry:
     return Entry(
-        label=f"sparse-{name}", kind=SparseTransformer, config=replace(SPARSE, **changes),
-        **WITH_CACHE, lengths=(1, 12, 30), dropouts=5,
+        f"sparse-{name}", models.SparseTransformer, config=replace(SPARSE, **changes),
+        **WITH_CACHE, lengths=(1, 12, 30), dropouts=5, drops_weights=False,
     )  # fmt: skip
 
 
 def _reformer(name: str, **changes: Any) -> Entry:
     config = replace(REFORMER, **changes)
     return Entry(
-        label=f"reformer{name}", kind=Reformer, config=config, run=lambda model, text: model(text),
-        lengths=(1, 12, 30), dropouts=1 + 2 * config.layers,
+        f"reformer{name}", models.Reformer, config=config, run=lambda model, text: model(text),
+        lengths=(1, 12, 30), dropouts=1 + 2 * config.layers, drops_weights=False,
     )  # fmt: skip
 
 
 def _linear(name: str, **changes: Any) -> Entry:
     return Entry(
-        label=f"linear-{name}", kind=LinearTransformer, config=replace(LINEAR, **changes),
+        f"linear-{name}", models.LinearTransformer, config=replace(LINEAR, **changes),
         run=lambda model, text: model(text), causal=lambda model, text: model(text),
         parts=by_state, implementations=get_args(LinearImplementation), lengths=(1, 12, 150),
-        dropouts=5,
+        dropouts=5, drops_weights=False,
     )  # fmt: skip
 
 
 ENTRIES = (
     Entry(
-        label="gpt2", kind=GPT2, **WITH_CACHE, dropouts=5,
-        config=GPT2Config(**SIZES, vocabulary=VOCABULARY, context=12, dropout=0.0),
+        "gpt2", models.GPT2, **WITH_CACHE, dropouts=5,
+        config=models.GPT2Config(**SIZES, vocabulary=VOCABULARY, context=12, dropout=0.0),
     ),
     Entry(
-        label="generator", kind=TextGenerator, **WITH_CACHE, dropouts=5,
-        config=GeneratorConfig(**SIZES, context=12, norm="pre", form="narrow", activation="gelu"),
+        "generator", models.TextGenerator, **WITH_CACHE, dropouts=5,
+        config=models.GeneratorConfig(
+            **SIZES, context=12, norm="pre", form="narrow", activation="gelu"
+        ),
     ),
     Entry(
-        label="generator-post-wide", kind=TextGenerator, **WITH_CACHE, dropouts=5,
-        config=GeneratorConfig(**SIZES, context=12, norm="post", form="wide"),
+        "generator-post-wide", models.TextGenerator, **WITH_CACHE, dropouts=5,
+        config=models.GeneratorConfig(**SIZES, context=12, norm="post", form="wide"),
     ),
     _sparse("local", pattern="local"),
     _sparse("strided", pattern="strided"),
@@ -248,54 +252,53 @@ ENTRIES = (
     _linear("columns", columns=4, hidden=20),
     _linear("decay", positions="decay"),
     Entry(
-        label="xl", kind=TransformerXL, config=XL, run=by_segments, causal=by_segments,
+        "xl", models.TransformerXL, config=XL, run=by_segments, causal=by_segments,
         parts=by_state, lengths=(1, 15), dropouts=9,
+        drops_weights=False,
     ),
     Entry(
-        label="xl-pre", kind=TransformerXL, config=replace(XL, norm="pre", tied_biases=False),
+        "xl-pre", models.TransformerXL, config=replace(XL, norm="pre", tied_biases=False),
         run=by_segments, causal=by_segments, parts=by_state, lengths=(1, 15), dropouts=9,
+        drops_weights=False,
     ),
     Entry(
-        label="classifier", kind=Classifier, **POOLED, poisoned="embedding.weight", dropouts=5,
-        config=ClassifierConfig(**SIZES, vocabulary=VOCABULARY, classes=3, context=9),
+        "classifier", models.Classifier, **POOLED, poisoned="embedding.weight", dropouts=5,
+        config=models.ClassifierConfig(**SIZES, vocabulary=VOCABULARY, classes=3, context=9),
     ),
     Entry(
-        label="classifier-pre-wide", kind=Classifier, **POOLED, poisoned="embedding.weight",
-        config=ClassifierConfig(
+        "classifier-pre-wide", models.Classifier, **POOLED, poisoned="embedding.weight",
+        config=models.ClassifierConfig(
             **SIZES, vocabulary=VOCABULARY, classes=3, context=9, norm="pre", form="wide"
         ),
         dropouts=5,
     ),
     Entry(
-        label="bert", kind=Bert, config=BERT, run=lambda model, text: model(text),
+        "bert", models.Bert, config=BERT, run=lambda model, text: model(text),
         rows=encoder_rows, poisoned="embedding.weight", dropouts=5,
     ),
     Entry(
-        label="bert-pre-training", kind=BertForPreTraining, config=BERT, rows=pre_training_rows,
+        "bert-pre-training", models.BertForPreTraining, config=BERT, rows=pre_training_rows,
         run=lambda model, text: torch.cat([x.flatten() for x in model(text)]), dropouts=5,
     ),
     Entry(
-        label="bert-classification", kind=BertForClassification, config=BERT, more=(4,), **POOLED,
+        "bert-classification", models.BertForClassification, config=BERT, more=(4,), **POOLED,
         poisoned="encoder.embedding.weight", dropouts=6,
     ),
+    Entry("translator", models.Translator, TRANSLATOR, **ENCODER_DECODER, dropouts=12),
     Entry(
-        label="translator", kind=Translator, config=TRANSLATOR, **ENCODER_DECODER, dropouts=12,
-    ),
-    Entry(
-        label="translator-pre-apart", kind=Translator, **ENCODER_DECODER, dropouts=12,
+        "translator-pre-apart", models.Translator, **ENCODER_DECODER, dropouts=12,
         config=replace(TRANSLATOR, norm="pre", shared=False), poisoned="source_embedding.weight",
     ),
-    Entry(label="t5", kind=T5, config=T5_CONFIG, **ENCODER_DECODER, dropouts=22),
+    Entry("t5", models.T5, T5_CONFIG, **ENCODER_DECODER, dropouts=22),
     Entry(
-        label="t5-v1.1", kind=T5, **ENCODER_DECODER, poisoned="embedding.weight", dropouts=22,
-        config=replace(T5_CONFIG, activation="gated_gelu", tied_embeddings=False),
+        "t5-v1.1", models.T5, T5_V1_1, **ENCODER_DECODER, poisoned="embedding.weight", dropouts=22,
     ),
     Entry(
-        label="lookup", kind=Lookup, **POOLED, poisoned="embedding.weight",
-        config=LookupConfig(vocabulary=VOCABULARY, rows=5, width=8),
+        "lookup", models.Lookup, **POOLED, poisoned="embedding.weight",
+        config=models.LookupConfig(vocabulary=VOCABULARY, rows=5, width=8),
     ),
 )  # fmt: skip
-ENCODER_DECODERS = [entry for entry in ENTRIES if entry.kind in (Translator, T5)]
+ENCODER_DECODERS = [entry for entry in ENTRIES if entry.kind in (models.Translator, models.T5)]
 
 
 def entry_of(name: str) -> Entry:

@@ -43,9 +43,6 @@ class Relative(PlainValues):
     shared: bool = False
     kind: Kind = "table"
 
-    def shape(self, H_q: int) -> tuple[int, int]:
-        return 1 if self.shared else H_q, self.entries
-
     def of(self, table: Tensor | None, keys: Tensor | None) -> Distances:
         """Returns the argument `relative` with these tensors."""
         if keys is not None:
@@ -120,11 +117,10 @@ class AttentionCase(AnyCase):
     @property
     @abstractmethod
     def sizes(self) -> Sizes:
-        """Sizes of the mask."""
+        """Those of the mask."""
 
     @abstractmethod
-    def shape(self, of: Literal["q", "k"], heads: int, width: int) -> tuple[int, ...]:
-        """Returns the shape of a tensor of queries or of keys."""
+    def shape(self, of: Literal["q", "k"], heads: int, width: int) -> tuple[int, ...]: ...
 
     @abstractmethod
     def arguments(self, x: Inputs) -> tuple[Any, ...]:
@@ -144,7 +140,6 @@ class AttentionCase(AnyCase):
         of q and k but for the width, which is 1."""
 
     def options(self, x: Inputs) -> dict[str, Any]:
-        """Returns the keyword arguments of the operator."""
         return {
             "mask": self.make_mask(x.q.device),
             "bias": self.bias_of(x),
@@ -158,7 +153,6 @@ class AttentionCase(AnyCase):
         }
 
     def make_mask(self, device: Device = "cpu") -> Mask | None:
-        """Returns the argument `mask` on a device."""
         mask = mask_of(self.mask, self.sizes)
         return None if mask is None else mask.to(device)
 
@@ -171,10 +165,8 @@ class AttentionCase(AnyCase):
             return (torch.randn(shape, generator=generator) * size).to(to)
 
         def rows(of: Literal["q", "k"], heads: int, width: int, size: float = 1.0) -> Tensor:
-            x, dead = (
-                draw(*self.shape(of, heads, width), size=size),
-                dead_q if of == "q" else dead_k,
-            )
+            x = draw(*self.shape(of, heads, width), size=size)
+            dead = dead_q if of == "q" else dead_k
             if dead is not None and self.layout != "expanded":
                 x = x.masked_fill(dead, float(self.hidden or 0))
             return self._laid_out(x.to(device))
@@ -196,11 +188,13 @@ class AttentionCase(AnyCase):
         sinks = draw(self.H_q, to=statistics) if self.sinks else None
         slopes = None if self.alibi is None else self._slopes(statistics)
         table = keys = None
-        if self.relative is not None and self.relative.kind != "keys":
-            table = draw(*self.relative.shape(self.H_q), to=of_bias)
-            table = table.masked_fill(table > (1.0 if self.bias_hides else math.inf), -math.inf)
-        if self.relative is not None and self.relative.kind != "table":
-            keys = draw(*self.relative.shape(self.H_q), self.D)
+        if (relative := self.relative) is not None:
+            shape = 1 if relative.shared else self.H_q, relative.entries
+            if relative.kind != "keys":
+                table = draw(*shape, to=of_bias)
+                table = table.masked_fill(table > (1.0 if self.bias_hides else math.inf), -math.inf)
+            if relative.kind != "table":
+                keys = draw(*shape, self.D)
         others = {"bias": bias, "sinks": sinks, "slopes": slopes, "table": table, "keys": keys}
         leaves = {n: None if x is None else leaf(n, x) for n, x in others.items()}
         return Inputs(q=q, k=k, v=v, do=do, dlse=dlse, **leaves)
@@ -211,11 +205,8 @@ class AttentionCase(AnyCase):
 
     def reasons(self, backend: str, device: Device = "cpu") -> tuple[str, ...]:
         x = self.inputs(torch.float32, device)
-        operator = type(self).operator
-        explanation = explain(
-            *self.arguments(x), operator=operator, **self.options(x), backend=backend
-        )
-        return explanation.reasons[backend]
+        options = self.options(x) | {"operator": type(self).operator, "backend": backend}
+        return explain(*self.arguments(x), **options).reasons[backend]
 
     def by_plain_torch(self, x: Inputs) -> Outputs:
         """Returns the outputs and gradients of `plain_attention`, in the dtype of the inputs."""

@@ -1,14 +1,30 @@
-"""Backends and their dtypes, for tests that run all of them."""
+"""Backends, dtypes and instruction sets that run here.
+
+Importing this file installs the emulator, so that backend="cuda" accepts CPU tensors.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 
-from tests.support.emulated import NOT_EMULATED
+from tests.support import emulator
+from transformer_kernels import _C
 from transformer_kernels.backends import BACKENDS, CpuBackend, CudaBackend
 from transformer_kernels.backends.native.cuda_support import not_built_reason
+from transformer_kernels.common import torch_private
+
+SWITCH = "TRANSFORMER_KERNELS_EMULATOR"
+"""Environment variable. 0 disables the emulator, so that a GPU runs the kernels."""
+NOT_EMULATED = f"{SWITCH} is 0" if os.environ.get(SWITCH) == "0" else emulator.unavailable_reason()
+"""The reason why kernels are not emulated, or None."""
+if NOT_EMULATED is None:
+    emulator.install()
 
 _ELSEWHERE = {"triton": torch.cuda.is_available(), "cuda": NOT_EMULATED is not None}
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -18,7 +34,6 @@ included if the emulator can run them."""
 
 
 def dtypes_of(backend: str) -> tuple[torch.dtype, ...]:
-    """Returns the dtypes that a backend supports."""
     return DTYPES[1:] if backend in ("triton", "cuda") else DTYPES
 
 
@@ -52,3 +67,34 @@ COMPILED_AND_DTYPES = tuple((n, dtype) for n, dtype in BACKENDS_AND_DTYPES if n 
 def operators_of(backend: str) -> Any:
     """Returns the namespace of a compiled backend's operators for CPU tensors."""
     return _COMPILED[backend].operators(torch.device("cpu"))
+
+
+@contextmanager
+def forced_isa(name: str) -> Iterator[None]:
+    """Context manager that selects an instruction set. Raises ValueError if the CPU lacks it."""
+    before = _C.isa()
+    _C.force_isa(name)
+    try:
+        yield
+    finally:
+        _C.force_isa(before)
+
+
+def _runs(isa: str) -> bool:
+    try:
+        with forced_isa(isa):
+            return True
+    except ValueError:
+        return False
+
+
+ISAS = tuple(filter(_runs, _C.built_isas()))
+"""Instruction sets that are built and that this CPU has, or that are emulated."""
+
+needs_varlen = pytest.mark.skipif(
+    bool(torch_private.MISSING_FOR_VARLEN),
+    reason=f"torch {torch.__version__} lacks {', '.join(torch_private.MISSING_FOR_VARLEN)}",
+)
+not_in_2_11 = pytest.mark.skipif(
+    torch.__version__.startswith("2.11."), reason="torch 2.11 cannot do this, without us either"
+)

@@ -12,9 +12,9 @@ import json
 import time
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import pytest
@@ -34,10 +34,8 @@ NOISE = 1.25
 
 
 def calibrate() -> float:
-    """Returns the seconds of a fixed loop of interpreted Python and small tensors, as in the tests.
-
-    The median of fifteen tries.
-    """
+    """Returns the seconds of a fixed loop of interpreted Python and small tensors, as in the tests:
+    the median of fifteen tries."""
     return median(_loop() for _ in range(15))
 
 
@@ -94,14 +92,10 @@ class Records:
         return Records(**stored)
 
     def write(self) -> None:
-        """Writes a line for each file of tests."""
-        entries = {
-            "machine": json.dumps(self.machine),
-            "calibration": json.dumps(self.calibration),
-            "quick": _by_file(self.quick),
-            "rest": _by_file(self.rest),
-        }
-        text = ",\n".join(f'"{name}": {entry}' for name, entry in entries.items())
+        text = ",\n".join(
+            f'"{name}": {_by_file(value) if isinstance(value, Mapping) else json.dumps(value)}'
+            for name, value in vars(self).items()
+        )
         DURATIONS.write_text(f"{{\n{text}\n}}\n", encoding="utf-8")
 
 
@@ -115,7 +109,7 @@ def _by_file(seconds: Mapping[str, float]) -> str:
 
 
 def function_of(name: str) -> str:
-    """Returns the name (node id) of a test without its parameters."""
+    """Returns the node id of a test without its parameters."""
     return name.partition("[")[0]
 
 
@@ -138,7 +132,6 @@ class Costs:
         return items * seconds * self.budget.calibration / self.records.calibration
 
     def is_cheap(self, function: str, items: int) -> bool:
-        """True if the function is in the quick tier by its cost alone."""
         return function in self.records.quick and self.of(function, items) <= CHEAP
 
     def check(self, names: Iterable[str]) -> None:
@@ -180,9 +173,7 @@ class Clock:
     """Plugin of the process that reports: measures each item and the whole session."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._tier = config.getoption("tier")
-        self._records = config.getoption("record_durations")
-        self._holds = config.getoption("hold_elapsed")
+        self._option = config.getoption
         self._seconds = defaultdict[str, float](float)
         self._before = calibrate()
         self._start = time.perf_counter()
@@ -196,9 +187,10 @@ class Clock:
         self._elapsed = time.perf_counter() - self._start
         self._calibration = max(self._before, calibrate())
         self._budget = Budget.read()
-        if self._records and session.exitstatus == 0:
+        if self._option("record_durations") and session.exitstatus == 0:
             self._write()
-        if self._holds and self._reference_seconds > NOISE * self._budget.elapsed:
+        is_slow = self._reference_seconds > NOISE * self._budget.elapsed
+        if is_slow and self._option("hold_elapsed"):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     @property
@@ -206,7 +198,7 @@ class Clock:
         return self._elapsed * self._budget.calibration / self._calibration
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if self._tier == "quick":
+        if self._option("tier") == "quick":
             terminalreporter.write_line(
                 f"quick tier: {self._elapsed:.0f} s, {sum(self._seconds.values()):.0f} "
                 f"core-seconds of tests; {self._reference_seconds:.0f} s on the reference machine, "
@@ -215,21 +207,15 @@ class Clock:
 
     def _write(self) -> None:
         records = Records.read()
-        rest = self._tier == "rest"
-        old = records.rest if rest else records.quick
+        tier = "rest" if self._option("tier") == "rest" else "quick"
         scale = records.calibration / self._calibration
-        new = {name: round(scale * seconds, 3) for name, seconds in _means(self._seconds)}
-        table = {name: seconds for name, seconds in {**old, **new}.items() if _exists(name)}
-        replace(records, rest=table).write() if rest else replace(records, quick=table).write()
-
-
-def _means(seconds: Mapping[str, float]) -> Iterator[tuple[str, float]]:
-    """Yields each function with the mean seconds of its items."""
-    items = defaultdict[str, list[float]](list)
-    for name, one in seconds.items():
-        items[function_of(name)].append(one)
-    for function, each in items.items():
-        yield function, sum(each) / len(each)
+        items = defaultdict[str, list[float]](list)
+        for name, seconds in self._seconds.items():
+            items[function_of(name)].append(scale * seconds)
+        means = {function: round(mean(each), 3) for function, each in items.items()}
+        recorded = getattr(records, tier) | means
+        changed: dict[str, Any] = {tier: {n: s for n, s in recorded.items() if _exists(n)}}
+        replace(records, **changed).write()
 
 
 def _exists(function: str) -> bool:

@@ -85,14 +85,13 @@ def block_table(
 
     Entries after the last page of a sequence are garbage.
     """
-    counts = [-(-length // page_size) for length in cache_seqlens]
     pages = _page_count(cache_seqlens, page_size)
     order = torch.randperm(pages, generator=generator).tolist()
     columns = -(-N // page_size)
     table = torch.tensor((*GARBAGE, pages), dtype=torch.int64)
-    table = table.repeat(len(counts), columns)[:, :columns]
-    for b, count in enumerate(counts):
-        for n in range(count):
+    table = table.repeat(len(cache_seqlens), columns)[:, :columns]
+    for b, length in enumerate(cache_seqlens):
+        for n in range(-(-length // page_size)):
             table[b, n] = order.pop()
     return table.clone()
 
@@ -138,29 +137,24 @@ def _sizes() -> list[DecodeCase]:
         DecodeCase(name="no-queries", M=0),
         DecodeCase(name="long", cache_seqlens=_LONG, N=1300, D=32, D_v=32),
         DecodeCase(name="long-pages", cache_seqlens=_LONG, N=1300, D=32, D_v=32, page_size=64),
-        *(DecodeCase(name=f"group-{group}-queries-{M}", H_q=2 * group, M=M) for group, M in lanes),
         *(
-            DecodeCase(name=f"pages-group-{group}-queries-{M}", H_q=2 * group, M=M, page_size=48)
+            DecodeCase(name=f"{pages}group-{group}-queries-{M}", H_q=2 * group, M=M, page_size=size)
+            for pages, size in (("", 0), ("pages-", 48))
             for group, M in lanes
         ),
         DecodeCase(name="multi-query", H_q=5, H_kv=1, D=24, D_v=40, M=2),
         DecodeCase(name="pages-multi-query", H_q=5, H_kv=1, D=24, D_v=40, M=2, page_size=32),
-        *(DecodeCase(name=f"widths-{D}-{D_v}", D=D, D_v=D_v) for D, D_v in widths),
         *(
-            DecodeCase(name=f"pages-widths-{D}-{D_v}", D=D, D_v=D_v, page_size=16)
+            DecodeCase(name=f"{pages}widths-{D}-{D_v}", D=D, D_v=D_v, page_size=size)
+            for pages, size in (("", 0), ("pages-", 16))
             for D, D_v in widths
         ),
         *(
-            DecodeCase(
-                name=f"pages-of-{size}",
-                page_size=size,
-                N=3 * size + 2,
-                M=2,
-                cache_seqlens=(size - 1, size, size + 1, 2 * size - 1, 2 * size + 1, 3 * size, 0),
-            )
-            for size in (1, 7, 16, 24, 32, 48, 64, 100, 128, 256)
+            DecodeCase(name=f"pages-of-{n}", page_size=n, N=3 * n + 2, M=2,
+                       cache_seqlens=(n - 1, n, n + 1, 2 * n - 1, 2 * n + 1, 3 * n, 0))
+            for n in (1, 7, 16, 24, 32, 48, 64, 100, 128, 256)
         ),
-    ]
+    ]  # fmt: skip
 
 
 def _options() -> list[DecodeCase]:
@@ -173,9 +167,9 @@ def _options() -> list[DecodeCase]:
         "windows": (_window(80, None), CAUSAL_END),
     }
     return [
-        *(DecodeCase(name=f"mask-{name}", M=5, mask=mask) for name, mask in masks.items()),
         *(
-            DecodeCase(name=f"pages-mask-{name}", M=5, mask=mask, page_size=32)
+            DecodeCase(name=f"{pages}mask-{name}", M=5, mask=mask, page_size=size)
+            for pages, size in (("", 0), ("pages-", 32))
             for name, mask in masks.items()
         ),
         *(

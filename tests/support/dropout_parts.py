@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tests.support.plain import plain_attention
+from tests.support.oracle import plain_attention
 from transformer_kernels.bench.tolerance import assert_within_rule
 from transformer_kernels.dispatch.run import run
 from transformer_kernels.problem import Problem
@@ -36,7 +36,6 @@ class Part:
         return self.name
 
     def of(self, problem: Problem) -> Problem:
-        """The problem of this part."""
         scores = problem.scores._replace(
             dropout_row=self.row, dropout_column=self.column, dropout_head=self.head
         )
@@ -44,7 +43,7 @@ class Part:
 
     def kept(self) -> Tensor:
         """The bits (2, H_q, M, N) of the undivided call."""
-        sizes = (2, self.head + self.H_q, self.row + self.M, self.column + self.N)
+        sizes = 2, self.head + self.H_q, self.row + self.M, self.column + self.N
         undivided = keep_mask(torch.tensor(SEED), *sizes, P)
         return undivided[:, self.head :, self.row :, self.column :]
 
@@ -70,7 +69,7 @@ def assert_part(part: Part, backend: str, dtype: torch.dtype, device: str = "cpu
     """o and the gradients follow the tolerance rule, with the bits of the undivided call."""
     q, do = (torch.randn(2, part.H_q, part.M, part.D, dtype=dtype) for _ in range(2))
     k, v = (torch.randn(2, part.H_kv, part.N, part.D, dtype=dtype) for _ in range(2))
-    exact, plain = (by_plain_torch(part, x, q, k, v, do) for x in (torch.float64, dtype))
+    exact, plain = (_by_plain_torch(part, x, q, k, v, do) for x in (torch.float64, dtype))
     inputs = [x.to(device).requires_grad_() for x in (q, k, v)]
     problem = part.of(dense_problem(*inputs, dropout_p=P, seed=SEED))
     o, lse = run(problem, *inputs, sinks=None, backend=backend)
@@ -80,10 +79,9 @@ def assert_part(part: Part, backend: str, dtype: torch.dtype, device: str = "cpu
         assert_within_rule(name, *(x.cpu() for x in values), lse=largest)
 
 
-def by_plain_torch(
+def _by_plain_torch(
     part: Part, dtype: torch.dtype, q: Tensor, k: Tensor, v: Tensor, do: Tensor
 ) -> tuple[Tensor, ...]:
-    """o, dq, dk and dv of textbook attention."""
     inputs = [x.to(dtype).detach().requires_grad_() for x in (q, k, v)]
     o, _ = plain_attention(*inputs, keep_mask=part.kept(), dropout_p=P)
     return (o.detach(), *torch.autograd.grad(o, inputs, do.to(dtype)))

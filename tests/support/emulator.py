@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class _Emulated(cuda_support.Library):
 
 
 def emulate(namespace: str | None) -> None:
-    """Runs CPU tensors on the emulated operators of a namespace; None disables it."""
+    """Runs CPU tensors on the emulated operators of a namespace; None: on none."""
     if namespace is None:
         cuda_support.libraries.pop("cpu", None)
     else:
@@ -79,40 +79,31 @@ def emulation(config: Emulation) -> Iterator[None]:
 
 
 @contextmanager
-def schedule(seed: int) -> Iterator[None]:
+def _set(setting: str, value: int) -> Iterator[None]:
+    change = getattr(_operators(), f"set_{setting}")
+    before = change(value)
+    try:
+        yield
+    finally:
+        change(before or 0)
+
+
+def schedule(seed: int) -> AbstractContextManager[None]:
     """Context in which `seed` sets the order of lanes, warps and blocks and the delay of copies."""
-    operators = _operators()
-    operators.set_schedule(seed)
-    try:
-        yield
-    finally:
-        operators.set_schedule(0)
+    return _set("schedule", seed)
 
 
-@contextmanager
-def chip(capability: int) -> Iterator[None]:
+def chip(capability: int) -> AbstractContextManager[None]:
     """Context in which kernels are chosen for this compute capability: 80 or 90."""
-    operators = _operators()
-    before = operators.set_chip(capability)
-    try:
-        yield
-    finally:
-        operators.set_chip(before)
+    return _set("chip", capability)
 
 
-@contextmanager
-def aimed_ctas(count: int) -> Iterator[None]:
+def aimed_ctas(count: int) -> AbstractContextManager[None]:
     """Context in which launches that divide their work among CTAs aim at so many."""
-    operators = _operators()
-    before = operators.set_aimed_ctas(count)
-    try:
-        yield
-    finally:
-        operators.set_aimed_ctas(before)
+    return _set("aimed_ctas", count)
 
 
 def latest_launch() -> str:
-    """Name of the kernel launched last."""
     return str(_operators().latest_launch())
 
 
@@ -123,7 +114,6 @@ def want_poison(wanted: bool) -> None:
 
 
 def poisoned_bytes() -> int:
-    """Number of bytes filled with NaN so far."""
     return int(_operators().poisoned_bytes())
 
 
@@ -147,13 +137,11 @@ def load(config: Emulation) -> str:
 
 
 def build(config: Emulation) -> Path:
-    """Builds the library if it is outdated."""
     output, units = f"{folder(config)}/emulated.so", config.units(find_torch(), ROOT)
     return libraries.build(output, units, toolchain(), "the emulated CUDA kernels")
 
 
 def folder(config: Emulation) -> str:
-    """The folder of the library and its objects, relative to ROOT."""
     return f"build/emulator{config.suffix}"
 
 

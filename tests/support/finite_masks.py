@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
-from tests.support.plain import distances, repeat_heads
+from tests.support.oracle import distances, repeat_heads
 from transformer_kernels.bench.tolerance import assert_within_rule
 from transformer_kernels.problem.types import accumulate_dtype
 from transformer_kernels.scores import philox
@@ -39,19 +39,15 @@ class Call(NamedTuple):
     options: Options
 
     def differentiable(self) -> dict[str, Tensor]:
-        return {"q": self.q, "k": self.k, "v": self.v} | _learned(self.options)
-
-
-def _learned(options: Mapping[str, Any]) -> dict[str, Tensor]:
-    learned: dict[str, Tensor] = {}
-    if isinstance(options.get("bias"), Tensor):
-        learned["bias"] = options["bias"]
-    relative = options.get("relative")
-    if isinstance(relative, RelativeBias):
-        learned["table"] = relative.table
-    if isinstance(relative, RelativeKeys):
-        learned["keys"] = relative.keys
-    return learned
+        named = {"q": self.q, "k": self.k, "v": self.v}
+        bias, relative = self.options.get("bias"), self.options.get("relative")
+        if isinstance(bias, Tensor):
+            named["bias"] = bias
+        if isinstance(relative, RelativeBias):
+            named["table"] = relative.table
+        if isinstance(relative, RelativeKeys):
+            named["keys"] = relative.keys
+        return named
 
 
 def _rows(value: float, dtype: torch.dtype) -> Tensor:
@@ -73,44 +69,35 @@ def _far() -> tk.Mask:
     return tk.Mask.dense((i - j).abs() >= 7)
 
 
-CASES: dict[str, Callable[[torch.dtype], Options]] = {
-    "rows-1e4": lambda dtype: {"bias": _rows(-1e4, accumulate_dtype(dtype))},
-    "rows-1e6": lambda dtype: {"bias": _rows(-1e6, accumulate_dtype(dtype))},
-    "rows-1e9": lambda dtype: {"bias": _rows(-1e9, accumulate_dtype(dtype))},
-    "rows-smallest": lambda dtype: {"bias": _rows(SMALLEST, accumulate_dtype(dtype))},
-    "rows-own-dtype": lambda dtype: {"bias": _rows(torch.finfo(dtype).min, dtype)},
-    "head": lambda dtype: {"bias": _head(-1e6, accumulate_dtype(dtype))},
-    "causal": lambda dtype: {
-        "bias": _rows(-1e9, accumulate_dtype(dtype)), "mask": tk.Mask.causal(),
+CASES: dict[str, Callable[[torch.dtype, torch.dtype], Options]] = {
+    "rows-1e4": lambda _, wide: {"bias": _rows(-1e4, wide)},
+    "rows-1e6": lambda _, wide: {"bias": _rows(-1e6, wide)},
+    "rows-1e9": lambda _, wide: {"bias": _rows(-1e9, wide)},
+    "rows-smallest": lambda _, wide: {"bias": _rows(SMALLEST, wide)},
+    "rows-own-dtype": lambda dtype, _: {"bias": _rows(torch.finfo(dtype).min, dtype)},
+    "head": lambda _, wide: {"bias": _head(-1e6, wide)},
+    "causal": lambda _, wide: {"bias": _rows(-1e9, wide), "mask": tk.Mask.causal()},
+    "window": lambda _, wide: {"bias": _rows(SMALLEST, wide), "mask": tk.Mask.window(4, 3)},
+    "dropout": lambda _, wide: {"bias": _rows(-1e6, wide), "dropout_p": 0.3, "seed": SEED},
+    "softcap": lambda _, wide: {"bias": _head(-1e9, wide), "softcap": 20.0},
+    "alibi": lambda _, wide: {
+        "bias": tk.alibi(torch.tensor([1.0, 3.0], dtype=wide) * 2.0**20), "mask": _far(),
     },
-    "window": lambda dtype: {
-        "bias": _rows(SMALLEST, accumulate_dtype(dtype)), "mask": tk.Mask.window(4, 3),
+    "relative": lambda _, wide: {
+        "relative": tk.relative_bias(torch.full((1, 5), -1e6, dtype=wide), lowest=-2),
     },
-    "dropout": lambda dtype: {
-        "bias": _rows(-1e6, accumulate_dtype(dtype)), "dropout_p": 0.3, "seed": SEED,
-    },
-    "softcap": lambda dtype: {"bias": _head(-1e9, accumulate_dtype(dtype)), "softcap": 20.0},
-    "alibi": lambda dtype: {
-        "bias": tk.alibi(torch.tensor([1.0, 3.0], dtype=accumulate_dtype(dtype)) * 2.0**20),
-        "mask": _far(),
-    },
-    "relative": lambda dtype: {
-        "relative": tk.relative_bias(
-            torch.full((1, 5), -1e6, dtype=accumulate_dtype(dtype)), lowest=-2
-        ),
-    },
-    "keys": lambda dtype: {
-        "bias": _rows(-1e9, accumulate_dtype(dtype)),
+    "keys": lambda dtype, wide: {
+        "bias": _rows(-1e9, wide),
         "relative": tk.relative_keys(_halves((1, 5, D), dtype) / 2, lowest=-2),
     },
-    "products": lambda _: {},
+    "products": lambda *_: {},
 }  # fmt: skip
+"""Options by the dtype of the inputs and that of statistics."""
 
 
 def make_call(case: str, dtype: torch.dtype) -> Call:
-    if case == "products":
-        return with_shared_product(draw({}, dtype))
-    return draw(CASES[case](dtype), dtype)
+    call = draw(CASES[case](dtype, accumulate_dtype(dtype)), dtype)
+    return with_shared_product(call) if case == "products" else call
 
 
 def with_shared_product(call: Call) -> Call:
@@ -136,10 +123,8 @@ def by_backend(call: Call, backend: str) -> Results:
     """Returns o, lse, dq, dk, dv and the gradients of the biases."""
     leaves = {name: x.clone().requires_grad_() for name, x in call.differentiable().items()}
     options = _with_leaves(call.options, leaves)
-    o, lse = tk.attention(
-        leaves["q"], leaves["k"], leaves["v"],
-        **options, scale=SCALE, return_lse=True, backend=backend,
-    )  # fmt: skip
+    options |= {"scale": SCALE, "return_lse": True, "backend": backend}
+    o, lse = tk.attention(leaves["q"], leaves["k"], leaves["v"], **options)
     return _with_gradients(call, leaves, o, lse)
 
 
@@ -170,8 +155,8 @@ def by_formula(call: Call, dtype: torch.dtype) -> Results:
         s = s.masked_fill(~options["mask"].materialize(B, H, M, N), float("-inf"))
     p = s.softmax(-1)
     if "dropout_p" in options:
-        sizes, dropout_p = (B, H, M, N), options["dropout_p"]
-        p = p * philox.keep_mask(torch.tensor(SEED), *sizes, dropout_p)
+        dropout_p = options["dropout_p"]
+        p = p * philox.keep_mask(torch.tensor(SEED), B, H, M, N, dropout_p)
         p = p * philox.keep_factor(dropout_p)
     o = p.to(dtype) @ repeat_heads(v, q)
     # Torch's gradient of logsumexp is exp(s - lse), which has lost log l where lse is large.

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.support.backends import NAMES
-from tests.support.isas import ISAS, forced_isa
-from tests.support.poison import poisoned_memory
+from tests.support.backends import ISAS, NAMES, forced_isa
+from tests.support.runtime import poisoned_memory
 
 
 @pytest.fixture(params=NAMES)
@@ -67,7 +66,6 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def deterministic() -> Iterator[None]:
-    """Enables deterministic algorithms."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)

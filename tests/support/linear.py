@@ -21,8 +21,7 @@ from tests.support.oracle import Bound, Rounding
 from transformer_kernels.functional.explain import explain
 from transformer_kernels.linear import operators
 from transformer_kernels.linear.backends import LINEAR_BACKENDS
-from transformer_kernels.linear.feature_maps import FEATURE_MAPS
-from transformer_kernels.linear.types import Inputs, Options
+from transformer_kernels.linear.types import FEATURE_MAPS, Inputs, Options
 from transformer_kernels.problem.types import accumulate_dtype
 
 LINEAR_NAMES = tuple(backend.name for backend in LINEAR_BACKENDS if backend.name in NAMES)
@@ -104,17 +103,11 @@ class LinearCase(AnyCase):
 
     @property
     def keys(self) -> int:
-        """Rows of keys."""
         return sum(self.packed or self.steps) + self.trailing or self.N * (not self.packed)
 
     @property
     def sequences(self) -> int:
         return len(self.packed) or self.B
-
-    @property
-    def _spans(self) -> list[slice]:
-        """Rows of each packed sequence."""
-        return [slice(*ends) for ends in pairwise(accumulate(self.packed, initial=0))]
 
     def hidden(self) -> Tensor:
         """Hidden keys: bool (B, N)."""
@@ -188,19 +181,18 @@ class LinearCase(AnyCase):
         if self.steps:
             return self._in_steps(x, options)
         initial = None if x.S is None or x.z is None else tk.LinearState(x.S, x.z)
-        options |= {"log_decay": x.log_decay, "initial_state": initial, "return_state": True}
-        o, end = self._operator(x.q, x.k, x.v, *self._starts(x), **self._mask(x), **options)
+        options |= {"initial_state": initial, "return_state": True}
+        arguments, tensors = self._call(x)
+        o, end = self._operator(*arguments, **tensors, **options)
         return with_gradients(x, o, *end)
 
     def reasons(self, backend: str, device: Device = "cpu") -> tuple[str, ...]:
         x = self.inputs(torch.float32, device)
         if self.steps:
             return ()
-        explanation = explain(
-            x.q, x.k, x.v, *self._starts(x), operator=self._operator, log_decay=x.log_decay,
-            **self._mask(x), **self._options(), backend=backend,
-        )  # fmt: skip
-        return explanation.reasons[backend]
+        arguments, tensors = self._call(x)
+        options = self._options() | tensors | {"operator": self._operator, "backend": backend}
+        return explain(*arguments, **options).reasons[backend]
 
     @property
     def _operator(self) -> Any:
@@ -210,14 +202,14 @@ class LinearCase(AnyCase):
         options = {"feature_map": self.feature_map, "normalize": self.normalize, "eps": self.eps}
         return options if self.steps else options | {"causal": self.causal}
 
-    def _mask(self, x: LinearInputs) -> dict[str, Any]:
-        if self.mask is None:
-            return {}
-        return {"mask": self.mask.mask(Sizes(self.B, 1, 1, self.keys)).to(x.q.device)}
-
-    def _starts(self, x: LinearInputs) -> tuple[Tensor, ...]:
+    def _call(self, x: LinearInputs) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+        """The positional arguments, and the tensors among the options."""
+        tensors: dict[str, Any] = {"log_decay": x.log_decay}
+        if self.mask is not None:
+            mask = self.mask.mask(Sizes(self.B, 1, 1, self.keys))
+            tensors["mask"] = mask.to(x.q.device)
         starts = torch.tensor([0, *accumulate(self.packed)], device=x.q.device)
-        return (starts,) if self.packed else ()
+        return (x.q, x.k, x.v, *([starts] if self.packed else [])), tensors
 
     def _in_steps(self, x: LinearInputs, options: dict[str, Any]) -> Outputs:
         assert x.S is not None
@@ -230,33 +222,27 @@ class LinearCase(AnyCase):
                 decay = decay[:, :, rows]
             with torch.no_grad():
                 q, k, v = (t[:, :, rows] for t in (x.q, x.k, x.v))
-                outputs.append(
-                    tk.linear_attention_decode(q, k, v, state, log_decay=decay, **options)
-                )
+                o = tk.linear_attention_decode(q, k, v, state, log_decay=decay, **options)
+            outputs.append(o)
         return {"o": torch.cat(outputs, dim=2), "S_end": state.S, "z_end": state.z}
 
     def parts(self, x: LinearInputs) -> Iterator[LinearPart]:
         """The attention of each packed sequence, or of all batch entries: views of x."""
         options = (self.feature_map, self.causal, self.normalize, self.eps)
+        decay = x.log_decay
+        if decay is not None and self.decay == "head":
+            decay = decay[:, None].expand(-1, self.keys)
+            decay = decay.T if self.packed else decay.expand(self.B, -1, -1)
         if not self.packed:
-            B, N = self.B, self.keys
-            decay = x.log_decay
-            if decay is not None and decay.dim() == 1:
-                decay = decay[None, :, None].expand(B, -1, N)
             yield LinearPart(x.q, x.k, x.v, decay, x.S, x.z, self.hidden(), *options)
-        for b, rows in enumerate(self._spans):
-            q, k, v = (t[rows].transpose(0, 1)[None] for t in (x.q, x.k, x.v))
-            decay = x.log_decay
-            if decay is not None:
-                length = self.packed[b]
-                token = decay.dim() == 2
-                decay = decay[rows].T[None] if token else decay[None, :, None].expand(1, -1, length)
+        for b, rows in enumerate(pairwise(accumulate(self.packed, initial=0))):
+            q, k, v = (t[slice(*rows)].transpose(0, 1)[None] for t in (x.q, x.k, x.v))
             S, z = (None if t is None else t[b : b + 1] for t in (x.S, x.z))
+            own = None if decay is None else decay[slice(*rows)].T[None]
             hidden = torch.zeros(1, self.packed[b], dtype=torch.bool)
-            yield LinearPart(q, k, v, decay, S, z, hidden, *options)
+            yield LinearPart(q, k, v, own, S, z, hidden, *options)
 
     def joined(self, name: str, values: list[Tensor]) -> Tensor:
-        """Returns the result of the call from those of its parts."""
         if name == "dlog_decay" and self.decay == "head":
             return torch.stack([value.sum((0, 2)) for value in values]).sum(0)
         if not self.packed:
@@ -267,7 +253,6 @@ class LinearCase(AnyCase):
         return torch.cat([rows, rows.new_zeros(self.trailing, *rows.shape[1:])])
 
     def results(self, x: LinearInputs, parts: list[Results]) -> Outputs:
-        """Returns the results of the call from those of its parts, and gradients."""
         o, S, z = (
             self.joined(name, list(values))
             for name, values in zip(("o", "S_end", "z_end"), zip(*parts, strict=True), strict=True)
@@ -355,10 +340,6 @@ def steps_case(D: int, D_v: int) -> LinearCase:
     return LinearCase(name="steps", steps=(1, 32, 7), H_q=4, D=D, D_v=D_v, decay="token")
 
 
-def _padding(N: int) -> KeyRange:
-    return KeyRange(end=(N // 2, N // 2 + 29))
-
-
 def _range(N: int) -> KeyRange:
     return KeyRange(start=(-3, 8), end=(N // 2, N // 2 + 29))
 
@@ -394,7 +375,7 @@ LINEAR_CASES: tuple[LinearCase, ...] = (
     LinearCase(name="token-decay", decay="token", N=150, H_q=4, normalize=False),
     LinearCase(name="reset", decay="reset", N=150, state=True),
     LinearCase(name="state", state=True, N=100),
-    LinearCase(name="padding", mask=_padding(150), N=150),
+    LinearCase(name="padding", mask=KeyRange(end=(75, 104)), N=150),
     LinearCase(name="range", mask=_range(150), N=150, decay="token", state=True),
     LinearCase(name="range-decay", mask=_range(150), N=150, decay="head"),
     LinearCase(name="range-heads", mask=_range(66), N=66, H_q=4, D=20),

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tests.support.oracle import Rounding
-from transformer_kernels.linear.feature_maps import FEATURE_MAPS
+from tests.support.oracle import ROUNDINGS, Rounding
+from transformer_kernels.linear.types import FEATURE_MAPS
 
 _LEAVES = ("q", "k", "v", "log_decay", "S", "z")
 Results = tuple[Tensor, Tensor, Tensor]
@@ -107,13 +107,9 @@ class LinearPart(NamedTuple):
         return self._replace(**named, feature_map="identity", normalize=False)
 
 
-_ROUNDINGS = 16.0
-"""Errors of a sum or of a function in the accumulation dtype, in units of eps."""
 _STORED = 4.0
 """Roundings of a term to the stored dtype, in units of eps: of features, weights, decayed features,
 states and results."""
-
-
 _CHUNK = 64
 """Largest number of tokens whose products are summed for the gradient of a decay."""
 
@@ -168,7 +164,7 @@ def allowed_errors(x: LinearPart, cotangents: LinearPart, rounding: Rounding) ->
         reset = -800.0 if rounding.accumulated < 1e-9 else 0.0
         finite = x.log_decay.detach().masked_fill(x.hidden[:, None], 0).nan_to_num(neginf=reset)
         decay = finite.abs().sum(-1).max()
-    eps = _STORED * rounding.stored + _ROUNDINGS * rounding.accumulated * (1 + decay)
+    eps = _STORED * rounding.stored + ROUNDINGS * rounding.accumulated * (1 + decay)
     # Outputs and gradients are quotients, or products with such: both sides of them round.
     return {
         name: (1.0 if name in ("S_end", "z_end") else 2.0) * eps * one.detach() + rounding.underflow

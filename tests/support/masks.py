@@ -90,13 +90,11 @@ class KeyRange(Constraint):
     dtype: Literal["int64", "int32"] = "int64"
 
     def _range(self, sizes: Sizes) -> tuple[Tensor, Tensor]:
-        start, end = (
-            torch.tensor(
-                [values[b % len(values)] for b in range(sizes.B)], dtype=getattr(torch, self.dtype)
-            )
-            for values in (self.start or (0,), self.end)
-        )
-        return start, end
+        def by_entry(values: tuple[int, ...]) -> Tensor:
+            repeated = [values[b % len(values)] for b in range(sizes.B)]
+            return torch.tensor(repeated, dtype=getattr(torch, self.dtype))
+
+        return by_entry(self.start or (0,)), by_entry(self.end)
 
     def mask(self, sizes: Sizes) -> Mask:
         start, end = self._range(sizes)
@@ -198,7 +196,6 @@ class Dense(Constraint):
         return visible
 
     def attn_mask(self, sizes: Sizes) -> Tensor:
-        """The mask as it is stored."""
         stored = (self.visible(sizes).to(torch.uint8) * self.byte).view(torch.bool)
         return stored.mT.contiguous().mT if self.transposed else stored
 
@@ -237,12 +234,10 @@ Constraints = Constraint | tuple[Constraint, ...] | None
 
 
 def each_of(constraints: Constraints) -> tuple[Constraint, ...]:
-    """Returns the constraints of an intersection."""
     return (constraints,) if isinstance(constraints, Constraint) else constraints or ()
 
 
 def mask_of(constraints: Constraints, sizes: Sizes) -> Mask | None:
-    """Returns the mask of the package."""
     if constraints is None:
         return None
     mask = Mask()

@@ -14,8 +14,6 @@ from transformer_kernels.scores.options import DIFFERENTIABLE
 
 FORWARD = "transformer_kernels::attention_forward"
 BACKWARD = "transformer_kernels::attention_backward"
-
-
 NOTHING_WANTED = (False,) * (len(DIFFERENTIABLE) + 1)
 """The last arguments of a backward operator: no gradient of an option, not deterministic."""
 

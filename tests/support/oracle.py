@@ -1,4 +1,4 @@
-"""Magnitudes of the terms of results, and the errors that they allow.
+"""Attention by definition, in the dtype of the inputs, and the errors that results may have.
 
 Sums round relative to the magnitudes of their terms, and gradients cancel (Higham, Accuracy and
 Stability of Numerical Algorithms, 2nd edition, section 4.2).
@@ -8,23 +8,147 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tests.support.plain import (
-    alibi_distances,
-    distances,
-    plain_attention,
-    plain_weights,
-    repeat_heads,
-    summed_by_distance,
-)
+from transformer_kernels.masks.constraints import Align
 from transformer_kernels.scores.alibi import Alibi
 from transformer_kernels.scores.philox import keep_factor
 from transformer_kernels.scores.relative import Relative, RelativeKeys
 
-_ROUNDINGS = 16.0
+
+def plain_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    keep_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    """Attention by matmul, masked_fill, softmax and matmul, each rounded to q's dtype.
+
+    Args:
+        q: (B, H_q, M, D).
+        k: (B, H_kv, N, D).
+        v: (B, H_kv, N, D_v).
+        keep_mask: bool (B, H_q, M, N), True = kept by dropout; required if `dropout_p` > 0.
+        dropout_p: dropout probability that `keep_mask` was drawn with.
+        options: those of `plain_weights`.
+
+    Returns:
+        o (B, H_q, M, D_v) and lse (B, H_q, M), natural log, both in q's dtype. A fully masked row
+        gives o = 0 and lse = -inf.
+    """
+    p, lse = plain_weights(q, k, **options)
+    if dropout_p > 0.0:
+        assert keep_mask is not None
+        p = torch.where(keep_mask, p * keep_factor(dropout_p), 0.0) if dropout_p < 1.0 else p * 0.0
+    return torch.matmul(p, repeat_heads(v, q)), lse
+
+
+def plain_weights(
+    q: Tensor,
+    k: Tensor,
+    *,
+    visible: Tensor | None = None,
+    bias: Tensor | Alibi | None = None,
+    relative: Relative | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Returns the weights p (B, H_q, M, N) before dropout, and lse (B, H_q, M), natural log.
+
+    Args:
+        q: (B, H_q, M, D).
+        k: (B, H_kv, N, D).
+        visible: bool, broadcastable to (B, H_q, M, N); True = visible.
+        bias: broadcastable to (B, H_q, M, N), or `alibi(slopes)`.
+        relative: bias or keys by distance.
+        scale: factor of the scores; 1/sqrt(D) by default.
+        softcap: scores become softcap * tanh(score / softcap).
+        sinks: (H_q,) one logit per head, appended to the scores as an additional column.
+    """
+    s = torch.matmul(q, repeat_heads(k, q).mT)
+    if isinstance(relative, RelativeKeys):
+        by_entry = torch.matmul(q, relative.keys.to(q.dtype).mT)
+        entry = distances(relative, *s.shape[-2:])
+        s = s + by_entry.gather(3, entry.expand(s.shape))
+    s = s * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap is not None:
+        s = softcap * torch.tanh(s / softcap)
+    if isinstance(bias, Alibi):
+        bias = -bias.slopes[..., None, None] * alibi_distances(bias, *s.shape[-2:])
+    if bias is not None:
+        s = s + bias.to(s.dtype)
+    if relative is not None and relative.table is not None:
+        s = s + relative.table[:, distances(relative, *s.shape[-2:])].to(s.dtype)
+    if visible is not None:
+        s = s.masked_fill(~visible, float("-inf"))
+    if sinks is not None:
+        column = sinks.to(s.dtype)[None, :, None, None].expand(*s.shape[:-1], 1)
+        s = torch.cat([s, column], dim=-1)
+    empty = (s == float("-inf")).all(dim=-1, keepdim=True)
+    s = s.masked_fill(empty, 0.0)
+    lse = torch.logsumexp(s, dim=-1).masked_fill(empty[..., 0], float("-inf"))
+    p = torch.softmax(s, dim=-1)[..., : k.shape[-2]].masked_fill(empty, 0.0)
+    return p, lse
+
+
+def distances(relative: Relative, M: int, N: int) -> Tensor:
+    """Returns the entry of the table that each pair (M, N) reads."""
+    entry = _offsets(relative.align, M, N) - relative.lowest
+    return entry.clamp(0, relative.tensors()[0].shape[1] - 1)
+
+
+def alibi_distances(alibi: Alibi, M: int, N: int) -> Tensor:
+    """Returns the distance of each pair (M, N) that the slopes are multiplied by."""
+    return _offsets(alibi.align, M, N).abs()
+
+
+def _offsets(align: Align, M: int, N: int) -> Tensor:
+    d = N - M if align == "bottom_right" else 0
+    return torch.arange(M)[:, None] + d - torch.arange(N)
+
+
+def summed_by_distance(ds: Tensor, relative: Relative) -> Tensor:
+    """Sums (B, H_q, M, N) over the pairs that read each entry of the table: (H_q, E)."""
+    rows = ds.sum(dim=0).flatten(1)
+    entries = distances(relative, *ds.shape[-2:]).flatten().expand(rows.shape)
+    return rows.new_zeros(rows.shape[0], relative.tensors()[0].shape[1]).scatter_add(
+        1, entries, rows
+    )
+
+
+def repeat_heads(x: Tensor, q: Tensor) -> Tensor:
+    """Repeats keys or values (B, H_kv, N, width) for each query head that shares them."""
+    group = q.shape[1] // x.shape[1]
+    return x.repeat_interleave(group, dim=1) if group > 1 else x
+
+
+def bucket_by_integers(
+    distance: int, buckets: int, max_distance: int, *, bidirectional: bool
+) -> int:
+    """Bucket of a distance (query index minus key index), as `nn.distance_buckets` has it.
+
+    Wide bucket n begins at the first distance d with d / single >= (max_distance / single) ** (n /
+    wide), where `single` buckets hold one distance each and `wide` buckets more.
+    """
+    side = buckets // 2 if bidirectional else buckets
+    single = side // 2
+    wide = side - single
+    first = side if bidirectional and distance < 0 else 0
+    d = abs(distance) if bidirectional else max(distance, 0)
+    if d < single:
+        return first + d
+    begun = [n for n in range(wide) if d**wide * single**n >= max_distance**n * single**wide]
+    return first + single + max(begun)
+
+
+ROUNDINGS = 16.0
 """Errors of a sum or of a function in the accumulation dtype, in units of eps."""
 
 
@@ -49,19 +173,19 @@ class Part:
 
     def attention(self) -> tuple[Tensor, Tensor]:
         """Returns o and lse by plain torch, in the dtype of the inputs."""
-        options = {name: x for name, x in vars(self).items() if name not in _POSITIONAL}
-        return plain_attention(self.q, self.k, self.v, **options)
-
-    def weights(self) -> tuple[Tensor, Tensor]:
-        """Returns the weights before dropout, and lse."""
-        return plain_weights(
-            self.q, self.k,
-            visible=self.visible, bias=self.bias, relative=self.relative, scale=self.scale,
-            softcap=self.softcap, sinks=self.sinks,
+        return plain_attention(
+            self.q, self.k, self.v,
+            keep_mask=self.keep_mask, dropout_p=self.dropout_p, **self._options(),
         )  # fmt: skip
 
+    def weights(self) -> tuple[Tensor, Tensor]:
+        return plain_weights(self.q, self.k, **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        names = ("visible", "bias", "relative", "scale", "softcap", "sinks")
+        return {name: getattr(self, name) for name in names}
+
     def dropped(self, weights: Tensor) -> Tensor:
-        """Returns the weights after dropout."""
         if self.keep_mask is None:
             return weights
         return weights * self.keep_mask * keep_factor(self.dropout_p)
@@ -70,9 +194,6 @@ class Part:
     def abs_scale(self) -> float:
         scale: float = self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
         return abs(scale)
-
-
-_POSITIONAL = ("q", "k", "v", "do", "dlse")
 
 
 def gradient_sums(ds: Tensor, x: Part) -> dict[str, Tensor]:
@@ -194,7 +315,7 @@ def allowed_errors(x: Part, rounding: Rounding) -> dict[str, Tensor]:
     hidden = scores.isinf() if x.visible is None else ~x.visible | scores.isinf()
     scores = scores.masked_fill(hidden, 0.0)
     score = scores.amax(-1) if scores.shape[-1] else lse * 0
-    of_weight = (rounding.exponential + _ROUNDINGS * eps * (1 + score + lse))[..., None]
+    of_weight = (rounding.exponential + ROUNDINGS * eps * (1 + score + lse))[..., None]
     relative = 2 * of_weight + 2 * rounding.stored
 
     delta = (do * o).sum(-1, keepdim=True)

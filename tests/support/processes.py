@@ -42,7 +42,6 @@ def run_processes(
 
 
 def assert_runs(count: int, function: str, *words: object) -> None:
-    """Asserts that the function returns in every process."""
     done = run_processes(count, function, *words)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-6000:]}"
 

@@ -13,8 +13,13 @@ from torch import Tensor, nn
 from transformer_kernels.nn import AttnImplementation
 from transformer_kernels.training import Batch, Dataset, load_corpus
 from transformer_kernels.training.data import ByteLanes
-from transformer_kernels.training.losses import cross_entropy_sum
-from transformer_kernels.training.task import Extra, RecurrentTask, Shapes, State
+from transformer_kernels.training.task import (
+    Extra,
+    RecurrentTask,
+    Shapes,
+    State,
+    cross_entropy_sum,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from tests.support.budget import function_of
 
-COMPILING = ("tests/csrc/cuda/", "tests/fuzz/", "tests/support/")
+COMPILING = ("tests/kernels/cuda/", "tests/fuzz/", "tests/support/")
 """Folders of tests that compile variants of the kernels, each file its own."""
-WITH_CUDA = ("tests/csrc/cuda/test_resources.py", "tests/csrc/cuda/test_instructions.py")
+WITH_CUDA = ("tests/kernels/cuda/test_compiled.py",)
 """Tests of an extension that has CUDA kernels. CI builds them for the last share."""
 BUILD = 400.0
 """Core-seconds of that build."""

@@ -1,9 +1,11 @@
-"""The sample of `make test` covers every option, size, backend and dtype, within its budget."""
+"""The sample of `make test` covers every option, size, backend and dtype, within its budget, and
+shares divide all other tests."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import time
 from collections.abc import Hashable, Sequence, Set
 from dataclasses import replace
@@ -13,11 +15,13 @@ from unittest.mock import Mock
 
 import pytest
 
+from building.extension import ROOT
 from tests.support import budget
 from tests.support.budget import UNMEASURED, Budget, Clock, Costs, Records
 from tests.support.cases import CASES, Case
 from tests.support.decode_cases import DECODE_CASES
 from tests.support.masks import CAUSAL, padding
+from tests.support.shares import BUILD, COMPILING, WITH_CUDA, Share
 from tests.support.tiers import cover, crossed, each, features, quick_items
 from tests.support.varlen_cases import VARLEN_CASES
 
@@ -34,6 +38,10 @@ def table(cases: Sequence[Any]) -> list[dict[str, Any]]:
     return [{"case": case, "backend": backend, "dtype": dtype} for case, backend, dtype in ways]
 
 
+def features_of(cases: Sequence[Any]) -> set[tuple[str, Any]]:
+    return set(itertools.chain(*map(features, cases)))
+
+
 def kinds(found: Set[tuple[str, Hashable]]) -> set[tuple[str, Hashable]]:
     """The kinds of masks, and the options without their values."""
     return {(name, value if name == "mask" else None) for name, value in found}
@@ -48,23 +56,22 @@ def item(name: str, *marks: str, **parameters: Any) -> Any:
 
 def test_features_are_sizes_options_and_kinds_of_masks() -> None:
     plain, other = Case(name="plain"), Case(name="other", M=7, mask=(CAUSAL, padding()))
-    assert features(plain) == frozenset()
+    assert set(features(plain)) == set()
     window = "Window top_left unbounded False"
     kinds = {("mask", window), ("mask", "KeyRange"), ("masks", ("KeyRange", window))}
-    assert features(other) == {("M", 7), *kinds}
+    assert set(features(other)) == {("M", 7), *kinds}
 
 
 @pytest.mark.parametrize("cases", [CASES, VARLEN_CASES, DECODE_CASES], ids=lambda x: x[0].name)
 def test_every_backend_has_every_option_and_every_value_is_tested(cases: Sequence[Any]) -> None:
     parameters = table(cases)
     chosen = [parameters[index] for index in cover(parameters)]
-    everything = frozenset[Any]().union(*map(features, cases))
-    assert frozenset[Any]().union(*(features(one["case"]) for one in chosen)) == everything
+    everything = features_of(cases)
+    assert features_of([one["case"] for one in chosen]) == everything
     options = kinds({one for one in everything if one[0] != "masks" and type(one[1]) is not int})
     for backend in BACKENDS:
         own = [one for one in chosen if one["backend"] == backend]
-        found = frozenset[Any]().union(*(features(one["case"]) for one in own))
-        assert kinds(found) >= options
+        assert kinds(features_of([one["case"] for one in own])) >= options
         assert {one["dtype"] for one in own} == {*DTYPES}
     assert len(chosen) < len(parameters) / 4
 
@@ -129,7 +136,8 @@ def test_costs_are_seconds_of_the_reference_machine() -> None:
     assert COSTS.of("tests/a/t.py::new", 3) == UNMEASURED
 
 
-def test_a_folder_beyond_its_budget_is_refused_with_its_dearest_tests() -> None:
+def test_a_folder_beyond_or_without_a_budget_is_refused() -> None:
+    """With its dearest tests."""
     COSTS.check(["tests/a/t.py::dear", "tests/a/t.py::new", "tests/a/b/t.py::new"])
     with pytest.raises(pytest.UsageError) as error:
         COSTS.check(["tests/a/t.py::dear", "tests/a/t.py::new[0]", "tests/a/t.py::slow"])
@@ -138,29 +146,21 @@ def test_a_folder_beyond_its_budget_is_refused_with_its_dearest_tests() -> None:
     assert message.index("1.8  tests/a/t.py::dear") < message.index("1.0  tests/a/t.py::slow")
     with pytest.raises(pytest.UsageError, match=r"tests/a/b: 2\.0 s of 1"):
         COSTS.check(["tests/a/b/t.py::new", "tests/a/b/t.py::slow"])
-
-
-def test_a_folder_without_a_budget_is_refused() -> None:
     with pytest.raises(pytest.UsageError, match="has no budget for its folder"):
         COSTS.check(["tests/c/t.py::new"])
 
 
-@pytest.fixture
-def _durations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of durations, on a machine where the fixed loop takes a second."""
-    monkeypatch.setattr(budget, "DURATIONS", tmp_path / "durations.json")
-    monkeypatch.setattr(budget, "calibrate", lambda: 1.0)
-
-
-@pytest.mark.usefixtures("_durations")
-def test_durations_are_recorded_in_seconds_of_the_first_machine() -> None:
+def test_durations_are_recorded_in_seconds_of_the_first_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An item has several phases; the record is the mean of the items. Tests that are gone have no
     record."""
+    monkeypatch.setattr(budget, "DURATIONS", tmp_path / "durations.json")
+    monkeypatch.setattr(budget, "calibrate", lambda: 1.0)  # the seconds of the fixed loop
     here = "tests/support/test_tiers.py::"
     known, other = here + "test_costs_are_seconds_of_the_reference_machine", here + "table"
     Records("a slow one", 2.0, {known: 9.0, other: 3.0, "tests/gone.py::test": 1.0}).write()
-    options = {"tier": "new", "record_durations": True, "hold_elapsed": False}
-    clock = Clock(Mock(getoption=options.get))
+    clock = Clock(Mock(getoption={"tier": "new", "record_durations": True}.get))
     for name, seconds in ((f"{known}[0]", 0.5), (f"{known}[0]", 0.25), (f"{known}[1]", 0.25)):
         clock.pytest_runtest_logreport(Mock(nodeid=name, duration=seconds))
     clock.pytest_sessionfinish(Mock(exitstatus=0))
@@ -172,9 +172,57 @@ def test_a_tier_that_takes_too_long_fails(
     calibration: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budget, "calibrate", lambda: 1.0)
-    options = {"tier": "quick", "record_durations": False, "hold_elapsed": True}
+    options = {"tier": "quick", "hold_elapsed": True}
     clock, session = Clock(Mock(getoption=options.get)), Mock(exitstatus=0)
     monkeypatch.setattr(Budget, "read", lambda: Budget(calibration, 0.01, {}))
     time.sleep(0.01)
     clock.pytest_sessionfinish(session)
     assert session.exitstatus == (calibration > 1)
+
+
+NAMES = [f"tests/a/test_b.py::test_c[{n}-float32]" for n in range(3000)]
+
+
+def shares(count: int, names: list[str], seconds: dict[str, float] | None = None) -> list[set[str]]:
+    return [Share(k, count).of(names, seconds or {}) for k in range(1, count + 1)]
+
+
+def test_every_test_is_in_one_share_and_shares_have_similar_sizes() -> None:
+    found = shares(3, NAMES)
+    assert set.union(*found) == {*NAMES}
+    assert sum(map(len, found)) == len(NAMES)
+    assert all(abs(len(share) - 1000) < 100 for share in found)
+    assert Share.parse("1/1").of(NAMES, {}) == {*NAMES}
+
+
+def test_long_tests_balance_the_shares_and_move_no_other() -> None:
+    """Together with the build of CUDA kernels in the last share."""
+    long = [f"tests/a/test_long.py::test_{n}" for n in range(60)]
+    seconds = {name: 10.0 + n for n, name in enumerate(long)} | {"tests/a/test_b.py::test_c": 0.01}
+    found, without = shares(3, [*NAMES, *long], seconds), shares(3, NAMES, seconds)
+    loads = [sum(seconds[name.partition("[")[0]] for name in share) for share in found]
+    loads[-1] += BUILD
+    assert max(loads) - min(loads) < 10.0
+    assert [share - {*long} for share in found] == without
+
+
+@pytest.mark.parametrize("folder", COMPILING)
+def test_files_that_compile_kernels_are_in_one_share(folder: str) -> None:
+    for file in ("test_a.py", "test_b.py", "c/test_d.py"):
+        names = [f"{folder}{file}::test_c[{n}-float32]" for n in range(100)]
+        for seconds in (0.0, 5.0):
+            found = shares(8, names, {f"{folder}{file}::test_c": seconds})
+            assert sorted(map(len, found)) == [0] * 7 + [100]
+
+
+def test_ci_builds_cuda_kernels_for_the_share_that_tests_them() -> None:
+    script = (ROOT / ".ci/run").read_text(encoding="utf-8")
+    assert re.search(r'if \[ "\$share" = "\$shares" \]; then chips=9\.0', script)
+    names = [f"{file}::test_x" for file in WITH_CUDA]
+    assert shares(8, names)[-1] == {*names}
+
+
+@each("text", ["", "2", "0/3", "4/3", "-1/3", "1/0", "1/3 ", "²/3"])
+def test_other_forms_are_errors(text: str) -> None:
+    with pytest.raises(ValueError, match=r"--share must be K/N .* such as 2/8, got"):
+        Share.parse(text)

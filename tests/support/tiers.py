@@ -128,7 +128,7 @@ def cover(parameters: Sequence[Mapping[str, Any]]) -> list[int]:
     A greedy set cover: the next set is the one with the most missing aspects for its cost. Ties go
     to the set whose values were chosen least often, so that backends and dtypes take turns.
     """
-    left = {index: aspects(one) for index, one in enumerate(parameters)}
+    left = {index: frozenset(_aspects(one)) for index, one in enumerate(parameters)}
     costs = [_cost(one) for one in parameters]
     missing = frozenset[Hashable]().union(*left.values())
     used = Counter[Hashable]()
@@ -146,16 +146,12 @@ def cover(parameters: Sequence[Mapping[str, Any]]) -> list[int]:
     return sorted(chosen)
 
 
-def aspects(parameters: Mapping[str, Any]) -> frozenset[Hashable]:
-    """Returns what a parameter set tests."""
-    return frozenset(_aspects(parameters))
-
-
 def _aspects(parameters: Mapping[str, Any]) -> Iterator[Hashable]:
+    """Yields what a parameter set tests."""
     runner = tuple(parameters[name] for name in RUNNERS if name in parameters)
     has_values = any(name in parameters for name in BACKENDS)
     for name, value in parameters.items():
-        if _is_case(value):
+        if isinstance(value, AnyCase):
             for field, found in features(value):
                 if has_values:
                     yield field, found
@@ -165,16 +161,12 @@ def _aspects(parameters: Mapping[str, Any]) -> Iterator[Hashable]:
             yield name, _hashable(value)
 
 
-def features(case: Any) -> frozenset[tuple[str, Hashable]]:
-    """Returns the fields of a case that differ from the default: sizes and options.
+def features(case: Any) -> Iterator[tuple[str, Hashable]]:
+    """Yields the fields of a case that differ from the default: sizes and options.
 
     A mask is described by the kinds of its constraints ("mask") and their combination ("masks");
     windows are distinguished by the signs of their sides.
     """
-    return frozenset(_features(case))
-
-
-def _features(case: Any) -> Iterator[tuple[str, Hashable]]:
     for field in fields(case):
         value = getattr(case, field.name)
         if field.name == "name" or value == field.default:
@@ -194,10 +186,6 @@ def _kind(constraint: Constraint) -> str:
     return type(constraint).__name__
 
 
-def _is_case(value: object) -> bool:
-    return isinstance(value, AnyCase)
-
-
 def _hashable(value: object) -> Hashable:
     try:
         hash(value)
@@ -209,7 +197,7 @@ def _hashable(value: object) -> Hashable:
 def _cost(parameters: Mapping[str, Any]) -> float:
     """Cost of a parameter set: that of the implementation, times 1, and another 1 for every 64 x 64
     query-key pairs of its case."""
-    pairs = sum(_pairs(value) for value in parameters.values() if _is_case(value))
+    pairs = sum(_pairs(value) for value in parameters.values() if isinstance(value, AnyCase))
     slow = max(SLOW.get(str(parameters.get(name)), 1.0) for name in RUNNERS)
     return slow * (1 + pairs / 64**2)
 

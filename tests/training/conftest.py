@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.threads import one_thread
+from tests.support.runtime import one_thread
 from transformer_kernels.models import GeneratorConfig
 from transformer_kernels.training import (
     ByteWindows,

@@ -20,7 +20,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from tests.support.tiers import each
-from tests.training.run_helpers import SHARD, edit_config, edit_tensors, put
+from tests.training.run_helpers import FINISHED, SHARD, edit_config, edit_tensors, names, put
 from transformer_kernels.training import (
     PRESETS,
     Checkpoint,
@@ -63,10 +63,6 @@ def folder(trained: dict[str, bytes], config: TrainConfig, data: Dataset, tmp_pa
     return checkpoint
 
 
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
-
-
 def error_of(folder: Path, *ways: Callable[[], object]) -> str:
     """The error of every way to read the checkpoint, which changes no file; without its path."""
     found = set()
@@ -88,7 +84,7 @@ def test_files_of_a_checkpoint(folder: Path, data: Dataset) -> None:
     result = resume(folder.parent, data=data)
     assert result.finished
     assert result.checkpoint == folder.with_name("checkpoint-8")
-    assert names(folder.parent) == {".lock", "checkpoint-8", "curve.csv"}
+    assert names(folder.parent) == FINISHED
 
 
 def test_newest_checkpoint_of_a_run_is_read(folder: Path, data: Dataset) -> None:
@@ -97,7 +93,7 @@ def test_newest_checkpoint_of_a_run_is_read(folder: Path, data: Dataset) -> None
     newer = Path(shutil.copytree(folder, folder.with_name("checkpoint-20")))
     assert Checkpoint.open(folder.parent).folder == newer
     assert resume(older, data=data).finished
-    assert names(folder.parent) == {".lock", "checkpoint-8", "curve.csv"}
+    assert names(folder.parent) == FINISHED
 
 
 def test_checkpoint_of_another_kind_is_refused(folder: Path) -> None:
@@ -383,7 +379,7 @@ def test_kill_leaves_a_whole_checkpoint_and_a_free_folder(
     assert os.WTERMSIG(status) == signal.SIGKILL
     assert Checkpoint.open(folder.parent).folder == folder.with_name(left)
     assert resume(folder.parent, data=data).finished
-    assert names(folder.parent) == {".lock", "checkpoint-8", "curve.csv"}
+    assert names(folder.parent) == FINISHED
 
 
 def train_until_killed(folder: Path, data: Dataset, at: str) -> None:

@@ -1,32 +1,39 @@
-"""Tests of run settings, learning rate schedules and presets."""
+"""Settings of runs, learning rate schedules, presets and learning curves."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from tests.support.tiers import each
 from transformer_kernels.models import SIZES
-from transformer_kernels.training import PRESETS, Dataset, Schedule, TrainConfig, Trainer
-from transformer_kernels.training.config import Decay
+from transformer_kernels.training import (
+    PRESETS,
+    CurveRow,
+    Dataset,
+    Schedule,
+    TrainConfig,
+    Trainer,
+    plot_curves,
+    progress_bar,
+    read_curve,
+)
+from transformer_kernels.training.curves import append_to_curve, rewrite_curve
 from transformer_kernels.training.tasks import config_from_dict
 
 
-def test_generator_presets_match_the_model_sizes() -> None:
+def test_generator_presets_match_their_sources() -> None:
     assert {name: preset.task.model for name, preset in PRESETS["generator"].items()} == SIZES
-
-
-def test_nanogpt_cpu_preset_matches_nanogpt() -> None:
     preset = PRESETS["generator"]["nanogpt-cpu"]
     assert (preset.batch, preset.steps, preset.task.model.dropout) == (12, 2000, 0.0)
     assert preset.schedule.learning_rate(99, 2000) == 1e-3
     assert preset.schedule.learning_rate(1999, 2000) == pytest.approx(1e-4)
     assert (preset.clip, preset.weight_decay, preset.betas) == (1.0, 0.1, (0.9, 0.99))
 
-
-def test_seed_preset_has_the_batch_and_steps_of_its_source() -> None:
     assert (PRESETS["generator"]["seed"].batch, PRESETS["generator"]["seed"].steps) == (32, 170_000)
 
 
@@ -82,13 +89,6 @@ def test_optional_field_of_a_checkpoint_is_none_or_of_its_type() -> None:
         config_from_dict(fields)
 
 
-def test_transformer_xl_reads_bytes() -> None:
-    fields = PRESETS["transformer-xl"]["demo"].to_dict()
-    fields["task"]["model"]["vocabulary"] = 100
-    with pytest.raises(ValueError, match="at least 256, the number of bytes, got 100"):
-        config_from_dict(fields)
-
-
 def test_enwik8_preset_matches_its_source() -> None:
     """kimiyoung/transformer-xl, pytorch/run_enwik8_base.sh."""
     preset = PRESETS["transformer-xl"]["enwik8-base"]
@@ -111,12 +111,6 @@ def test_absent_fields_of_a_checkpoint_are_named(config: TrainConfig) -> None:
             part[name] = value
 
 
-@pytest.mark.parametrize("decay", ["cosine", "inverse_sqrt"])
-def test_step_zero_has_a_nonzero_rate(decay: Decay) -> None:
-    schedule = Schedule(decay=decay, peak=1.0, warmup=10)
-    assert schedule.learning_rate(0, 100) == pytest.approx(0.1)
-
-
 def test_inverse_sqrt_is_the_papers_schedule() -> None:
     width, warmup = 512, 4000
     schedule = Schedule(
@@ -137,15 +131,12 @@ def test_cosine_rises_to_the_peak_and_falls_to_the_final_share() -> None:
     assert all(later < earlier for earlier, later in pairwise(rates[9:]))
 
 
-def test_warm_up_longer_than_the_run_is_a_linear_ramp() -> None:
+def test_warm_up_may_be_longer_than_the_run_or_absent() -> None:
     assert Schedule(peak=1.0, warmup=100).learning_rate(9, 10) == pytest.approx(0.1)
-
-
-def test_without_warm_up_the_first_rate_is_close_to_the_peak() -> None:
     assert Schedule(peak=1.0, warmup=0).learning_rate(0, 1000) == pytest.approx(1.0, abs=1e-4)
 
 
-@pytest.mark.parametrize("step", [-1, 10])
+@each("step", [-1, 10])
 def test_step_outside_the_run_is_named(step: int) -> None:
     with pytest.raises(ValueError, match=f"step must be between 0 and 9, got {step}"):
         Schedule().learning_rate(step, 10)
@@ -165,3 +156,73 @@ def test_step_outside_the_run_is_named(step: int) -> None:
 def test_invalid_option_is_named(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Schedule(**options)  # type: ignore[arg-type]
+
+
+ROWS = [
+    CurveRow(1, 48, 0.1, 5.123456789012345, None, None, 480.0),
+    CurveRow(2, 96, 0.30000000000000004, 4.5, 4.25, 6.131387258, 240.0),
+]
+
+
+def test_csv_round_trip_is_exact(tmp_path: Path) -> None:
+    path = tmp_path / "curve.csv"
+    rewrite_curve(path, ())
+    for row in ROWS:
+        append_to_curve(path, row)
+    assert read_curve(path) == ROWS
+    header = path.read_text().splitlines()[0]
+    assert header == "step,tokens,seconds,train_loss,val_loss,score,tokens_per_s"
+    rewrite_curve(path, ROWS[:1])
+    assert read_curve(path) == ROWS[:1]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_disk_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "curve.png"
+    path.symlink_to("/dev/full")
+    ways: tuple[Callable[[], None], ...] = (
+        lambda: append_to_curve(path, ROWS[0]),
+        lambda: rewrite_curve(path, ROWS),
+        lambda: plot_curves({"eager": ROWS}, path),
+    )
+    for write in ways:
+        with pytest.raises(OSError, match="No space left on device") as caught:
+            write()
+        assert caught.value.filename == str(path)
+
+
+@pytest.mark.parametrize("text", ["", "step\n1\n", "{header}\n1,2\n", "{header}\nx,,,,,,\n", "\0"])
+def test_file_that_is_not_a_curve_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "curve.csv"
+    path.write_text(text.format(header=",".join(CurveRow._fields)))
+    with pytest.raises(ValueError, match=r"curve\.csv is not a curve: "):
+        read_curve(path)
+
+
+@pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_picture_format_follows_the_suffix(tmp_path: Path, suffix: str, magic: bytes) -> None:
+    path = tmp_path / f"curve.{suffix}"
+    plot_curves({"eager": ROWS, "fused": ROWS[1:]}, path)
+    assert path.read_bytes().startswith(magic)
+
+
+def test_progress_bar_shows_steps_and_validations(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_bar(2, label="fused", unit="bytes", score="bits/byte") as on_row:
+        on_row(CurveRow(1, 48, 0.1, 5.0, None, None, 480.0))
+        on_row(CurveRow(2, 96, 12.2, 4.5, 4.25, 6.131, 12345.0))
+    out, err = capsys.readouterr()
+    assert out == ""
+    for figure in ("fused: step      2", "held-out loss 4.250", "6.131 bits/byte", "12 s"):
+        assert figure in err
+    for figure in ("2/2", "loss 4.500", "12,345 bytes/s"):
+        assert figure in err
+
+
+def test_missing_library_error_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformer_kernels.common.optional_deps.find_spec", lambda _: None)
+    with pytest.raises(ImportError, match=r"matplotlib is not installed: pip install .*\[train\]"):
+        plot_curves({}, tmp_path / "curve.png")
+    with pytest.raises(ImportError, match=r"rich .* \[?.*\[train\]"), progress_bar(1):
+        pass

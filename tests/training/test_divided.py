@@ -1,21 +1,41 @@
-"""Trainings whose work is divided over processes, and the errors where that is impossible."""
+"""Trainings whose work is divided over processes: losses, checkpoints, errors."""
 
 from __future__ import annotations
 
+import json
+import resource
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save
+from torch import distributed as dist
 
 from tests.support.processes import assert_runs
 from tests.support.tiers import each
-from tests.training.divided import GENERATOR, GPT2, RUN, data_of
+from tests.training.run_helpers import (
+    FINISHED,
+    GENERATOR,
+    GPT2,
+    RUN,
+    SHARD,
+    data_of,
+    edit_tensors,
+    names,
+    put,
+    start_or_resume,
+    train_until,
+)
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.training import (
     PRESETS,
     TASKS,
+    Checkpoint,
+    CheckpointError,
     TrainConfig,
     Trainer,
     load_model,
@@ -28,9 +48,10 @@ from transformer_kernels.training.distributed import (
     check_processes,
     check_scale_out,
     distributed_context,
+    end_process_group,
 )
 
-HERE = "tests.training.divided"
+HERE = "tests.training.run_helpers"
 
 
 def test_two_processes_that_share_sequences_have_the_losses_of_one() -> None:
@@ -76,15 +97,18 @@ def test_run_of_two_processes_continues_on_one(tmp_path: Path) -> None:
     for name, words in {"sharded": (3, 1, 1), "not": (5, 2, 0)}.items():
         assert_runs(2, f"{HERE}:train_part", tmp_path / name, *words)
         resume(tmp_path / name, data=data_of(RUN))
-        files = sorted(path.name for path in (tmp_path / name).iterdir())
-        assert files == [".lock", "checkpoint-8", "curve.csv"]
+        assert names(tmp_path / name) == FINISHED
         assert_curve_of_one_process(tmp_path / name)
 
 
-def test_neighbours_have_the_same_examples() -> None:
+def test_ranks_share_the_examples_and_neighbours_have_the_same() -> None:
     batch = {"tokens": torch.arange(5)}
-    shares = [DistributedContext(rank, 4, 2).shard(batch)["tokens"].tolist() for rank in range(4)]
-    assert shares == [[0, 2, 4], [0, 2, 4], [1, 3], [1, 3]]
+    for grid, expected in (
+        ((2, 1), [[0, 2, 4], [1, 3]]),
+        ((4, 2), [[0, 2, 4], [0, 2, 4], [1, 3], [1, 3]]),
+    ):
+        ranks = [DistributedContext(rank, *grid) for rank in range(grid[0])]
+        assert [rank.shard(batch)["tokens"].tolist() for rank in ranks] == expected
 
 
 def with_model(config: TrainConfig, **sizes: Any) -> TrainConfig:
@@ -122,23 +146,103 @@ def test_other_tasks_are_refused(kind: str) -> None:
         check_scale_out(config, DistributedContext(0, 2, context_parallel=2))
 
 
-@pytest.mark.parametrize("ranks", [-1, 0, 3])
-def test_number_of_processes_is_a_multiple(monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+def test_number_of_processes_is_a_multiple(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(ValueError, match=rf"context_parallel.*(, got {ranks}|3, got 4)"):
-        check_processes(ranks)
+    for ranks in (-1, 0, 3):
+        with pytest.raises(ValueError, match=rf"context_parallel.*(, got {ranks}|3, got 4)"):
+            check_processes(ranks)
 
 
-@pytest.mark.parametrize("grid", [{"context_parallel": 2}, {"sharded": True}])
-def test_single_process_cannot_divide(
-    monkeypatch: pytest.MonkeyPatch, grid: dict[str, Any]
-) -> None:
+def test_single_process_cannot_divide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     with distributed_context() as distributed:
         assert distributed == DistributedContext()
-    with (
-        pytest.raises(ValueError, match="torchrun --nproc-per-node N"),
-        distributed_context(**grid),
-    ):
-        pass
+    for grid in ((2, False), (1, True)):
+        with (
+            pytest.raises(ValueError, match="torchrun --nproc-per-node N"),
+            distributed_context(*grid),
+        ):
+            pass
+
+
+CONFIG = replace(GPT2, eval_every=2)
+WEIGHT = "model.last_norm.weight"
+
+
+@pytest.fixture(scope="module")
+def _group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    store = tmp_path_factory.mktemp("group") / "store"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    yield
+    end_process_group()
+
+
+@pytest.fixture(scope="module")
+def trained(_group: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    train_until(start_or_resume(folder, CONFIG, sharded=True), 3)
+    return folder
+
+
+@pytest.fixture
+def folder(trained: Path, tmp_path: Path) -> Path:
+    """Folder of a run of 8 steps, stopped after 3."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def test_run_resumes_sharded_or_not_with_the_same_losses(folder: Path, tmp_path: Path) -> None:
+    """From a checkpoint of either, which have the same entries."""
+    expected = train(CONFIG, data_of(CONFIG)).losses
+    steps = iter(range(1, 9))
+    train(CONFIG, data_of(CONFIG), out=tmp_path / "plain", should_stop=lambda: next(steps) == 3)
+    found = [Checkpoint.open(each) for each in (folder, tmp_path / "plain")]
+    assert found[0].tensors.keys() == found[1].tensors.keys()
+    assert found[0].metadata == found[1].metadata
+    for saved in (folder, tmp_path / "plain"):
+        other = Path(shutil.copytree(saved, tmp_path / f"other {saved.name}"))
+        assert resume(other, data=data_of(CONFIG)).losses == expected
+        result = start_or_resume(saved, CONFIG, sharded=True).train()
+        assert result.losses == expected
+        assert result.checkpoint == saved / "checkpoint-8"
+        assert names(saved) == FINISHED
+
+
+def test_limit_of_file_sizes_leaves_the_old_checkpoint(folder: Path) -> None:
+    run = start_or_resume(folder, CONFIG, sharded=True)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            run.train()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename == str(folder / "checkpoint-4")
+    assert Checkpoint.open(folder).metadata.steps_done == 3
+
+
+@pytest.mark.parametrize(
+    ("pieces", "message"),
+    [
+        ({0: 8, 8: 4, 12: 4}, None),
+        ({0: 8, 8: 4, 11: 4}, r"must have shape \(16,\)"),
+        ({0: 8, 2: 4, 12: 4}, r"model\.last_norm\.weight must be finite"),
+    ],
+)
+def test_elements_that_no_file_has_are_named(
+    folder: Path, pieces: dict[int, int], message: str | None
+) -> None:
+    """The last case has as many elements as the tensor, but some twice and others not at all."""
+    checkpoint = folder / "checkpoint-3"
+    edit_tensors(checkpoint, {WEIGHT: None})
+    for n, (at, size) in enumerate(pieces.items(), start=2):
+        metadata = {"DCP_SHARDING_INFO": json.dumps({WEIGHT: {"saved_offsets": [at]}})}
+        name = SHARD.replace("shard-00001", f"shard-0000{n}")
+        put(checkpoint, name, save({WEIGHT: torch.zeros(size)}, metadata))
+    if message is None:
+        assert not load_model(folder).model.get_parameter("last_norm.weight").any()
+        return
+    with pytest.raises(CheckpointError, match=message):
+        load_model(folder)
+    with pytest.raises(CheckpointError, match=message):
+        start_or_resume(folder, CONFIG, sharded=True)

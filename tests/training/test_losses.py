@@ -1,17 +1,30 @@
-"""Tests of label smoothing against the explicit smoothed distribution."""
+"""Losses, and evaluation on held-out data."""
 
 from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.support.recurrent import RecentBytes, RecentBytesConfig, RecentBytesTask
 from tests.support.tiers import each
 from transformer_kernels.bench.tolerance import assert_same_function
-from transformer_kernels.training.losses import cross_entropy_sum, smoothed_cross_entropy
+from transformer_kernels.models import GeneratorConfig
+from transformer_kernels.training import (
+    PRESETS,
+    ByteLanes,
+    Corpus,
+    GeneratorTask,
+    State,
+    evaluate,
+    evaluate_examples,
+)
+from transformer_kernels.training.data import Copies
+from transformer_kernels.training.task import cross_entropy_sum, smoothed_cross_entropy
 
 V, PAD = 11, 3
 TARGETS = torch.tensor([[0, 10, 3, 4], [5, 3, 3, 3], [1, 2, 9, 0]])
@@ -36,7 +49,7 @@ def loss(logits: Tensor, targets: Tensor = TARGETS, smoothing: float = 0.1) -> T
     return total
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
+@each("smoothing", [0.0, 0.1, 0.9])
 def test_smoothed_loss_is_the_cross_entropy_with_the_smoothed_distribution(
     smoothing: float,
 ) -> None:
@@ -48,39 +61,10 @@ def test_smoothed_loss_is_the_cross_entropy_with_the_smoothed_distribution(
     assert_same_function(torch.autograd.grad(total, z), torch.autograd.grad(expected, z))
 
 
-def test_without_smoothing_it_equals_torch_cross_entropy() -> None:
-    z = logits()
-    expected = nn.functional.cross_entropy(
-        z.flatten(0, 1), TARGETS.flatten(), ignore_index=PAD, reduction="sum"
-    )
-    assert_same_function(loss(z, smoothing=0.0), expected)
-    assert_same_function(
-        torch.autograd.grad(loss(z, smoothing=0.0), z), torch.autograd.grad(expected, z)
-    )
-    hidden = z.detach().clone()
+def test_without_smoothing_a_logit_may_be_infinite() -> None:
+    hidden = logits().detach()
     hidden[..., 6] = -math.inf
     assert loss(hidden, smoothing=0.0).isfinite()
-
-
-def test_smoothing_mass_is_divided_by_vocabulary_size_minus_two() -> None:
-    """The gradient with respect to the logits is softmax - q, which yields q."""
-    z = logits()
-    (dz,) = torch.autograd.grad(loss(z), z)
-    q = (z.softmax(dim=-1) - dz)[TARGETS != PAD]
-    targets = TARGETS[TARGETS != PAD]
-    rows = torch.arange(COUNT)
-    assert_same_function(q.sum(dim=-1), torch.ones(COUNT).double())
-    assert_same_function(q[rows, targets], torch.full((COUNT,), 0.9, dtype=torch.float64))
-    assert q[:, PAD].abs().max() < 1e-12
-    q[rows, targets] = q[:, PAD] = 0.1 / (V - 2)
-    assert_same_function(q, torch.full((COUNT, V), 0.1 / (V - 2), dtype=torch.float64))
-
-
-def test_loss_is_the_divergence_plus_the_entropy_of_the_targets() -> None:
-    z = logits()
-    divergence = nn.functional.kl_div(z.log_softmax(dim=-1), distribution(0.1), reduction="sum")
-    entropy = -0.9 * math.log(0.9) - 0.1 * math.log(0.1 / (V - 2))
-    assert_same_function(loss(z), divergence + COUNT * entropy)
 
 
 def test_padding_is_ignored() -> None:
@@ -118,10 +102,6 @@ def test_scalar_target_is_accepted() -> None:
     one = smoothed_cross_entropy(z[0, 0], TARGETS[0, 0], smoothing=0.1, pad=PAD)
     assert_same_function(one[0], loss(z[:1, :1], TARGETS[:1, :1]))
     assert one[1] == 1
-
-
-def test_gradients_match_finite_differences() -> None:
-    assert torch.autograd.gradcheck(loss, (logits(),))
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -196,7 +176,7 @@ def test_invalid_argument_is_named(
         smoothed_cross_entropy(z, torch.tensor(targets), **({"smoothing": 0.1, "pad": 0} | options))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@each("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_cross_entropy_sum_skips_ignored_targets(dtype: torch.dtype) -> None:
     logits = torch.randn(3, 5, 7).to(dtype)
     targets = torch.randint(7, (3, 5))
@@ -207,3 +187,99 @@ def test_cross_entropy_sum_skips_ignored_targets(dtype: torch.dtype) -> None:
     loss = cross_entropy_sum(logits, targets)
     assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+TASK = RecentBytesTask(model=RecentBytesConfig(context=12, memory=30, dropout=0.5))
+
+
+@pytest.fixture
+def lanes(corpus: Corpus) -> ByteLanes:
+    return ByteLanes(corpus, 12)
+
+
+@pytest.fixture
+def model() -> RecentBytes:
+    torch.manual_seed(4)
+    return TASK.build("fused")
+
+
+@pytest.mark.parametrize("segments", [None, 2])
+def test_state_is_carried_along_the_lanes(
+    lanes: ByteLanes, model: RecentBytes, segments: int | None
+) -> None:
+    batches = list(lanes.held_out_segments(3))[:segments]
+    assert len(batches) == (4 if segments is None else 2)
+    model.eval()
+    total = 0.0
+    state: State = ()
+    for batch in batches:
+        sums, state = TASK.carry(model, batch, state)
+        total += sums["next byte"].item()
+    tokens = len(batches) * 3 * 12
+    result = evaluate(TASK, model, lanes, lanes=3, segments=segments)
+    assert result.tokens == tokens
+    assert result.loss == pytest.approx(total / tokens, rel=1e-9)
+    assert result.score == pytest.approx(total / tokens / math.log(2), rel=1e-9)
+    other = RecentBytes(replace(TASK.model, memory=3))
+    other.load_state_dict(model.state_dict())
+    assert evaluate(TASK, other, lanes, lanes=3, segments=segments).loss != result.loss
+
+
+def test_evaluation_draws_nothing_and_restores_the_training_mode(
+    lanes: ByteLanes, model: RecentBytes
+) -> None:
+    before = torch.get_rng_state()
+    model.train()
+    assert evaluate(TASK, model, lanes, lanes=2) == evaluate(TASK, model, lanes, lanes=2)
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), before)
+    model.eval()
+    evaluate(TASK, model, lanes, lanes=2)
+    assert not model.training
+
+
+def test_model_without_a_state_reads_each_segment_alone(lanes: ByteLanes) -> None:
+    task = GeneratorTask(model=GeneratorConfig(layers=1, width=8, heads=2, context=12))
+    model = task.build("fused")
+    tokens = torch.cat([batch["tokens"] for batch in lanes.held_out_segments(2)])
+    whole = task.losses(model, {"tokens": tokens})["next byte"].item() / task.tokens(
+        {"tokens": tokens}
+    )
+    assert evaluate(task, model, lanes, lanes=2).loss == pytest.approx(whole, rel=1e-6)
+
+
+@pytest.mark.parametrize("batch", [3, 100])
+def test_examples_are_scored_as_one_batch(batch: int) -> None:
+    task = PRESETS["reformer-copy"]["demo"].task
+    config = replace(task.model, width=16, context=12, vocabulary=12, chunk=12)
+    task, data = replace(task, model=config), Copies(12, 12)
+    torch.manual_seed(4)
+    model = task.build("fused").train()
+    result = evaluate_examples(task, model, data, count=7, batch=batch)
+    assert model.training
+    model.eval()
+    whole = data.held_out(7)
+    assert result.tokens == 7 * 5
+    assert result.loss == pytest.approx(task.losses(model, whole)["copied symbol"].item() / 35)
+    assert result.score == task.score(model, data, [whole], 0.0)
+    for options in ({"count": 0}, {"count": 7, "batch": 0}):
+        with pytest.raises(ValueError, match="must be a whole number of at least 1, got 0"):
+            evaluate_examples(task, model, data, **options)
+
+
+def test_score_of_a_copy_is_the_share_of_right_symbols() -> None:
+    task, data = PRESETS["reformer-copy"]["demo"].task, Copies(12, 12)
+    tokens = data.held_out(4)["tokens"]
+
+    class Copier(nn.Module):
+        """Predicts the symbol of half a text before, wrongly at the fourth symbol of a word."""
+
+        def forward(self, text: Tensor) -> Tensor:
+            assert text.shape == (4, 11)
+            right = text.roll(5, dims=1)
+            right[:, 9] += 1
+            return nn.functional.one_hot(right, 14).double() * 100.0
+
+    assert task.score(Copier(), data, [{"tokens": tokens}], 0.0) == 0.8
+    assert task.losses(Copier(), {"tokens": tokens})["copied symbol"].item() == pytest.approx(400.0)
+    assert task.counts({"tokens": tokens}) == {"copied symbol": 20}

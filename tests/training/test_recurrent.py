@@ -13,7 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.recurrent import RecentBytesConfig, RecentBytesTask
-from tests.training.run_helpers import edit_config, edit_tensors, with_dropout
+from tests.training.run_helpers import (
+    assert_same_weights,
+    edit_config,
+    edit_tensors,
+    overflow_gradients,
+    weights_of,
+    with_dropout,
+)
 from transformer_kernels.models import GeneratorConfig, TransformerXLConfig
 from transformer_kernels.training import (
     TASKS,
@@ -93,8 +100,22 @@ def data(corpus: Corpus) -> ByteLanes:
     return ByteLanes(corpus, CONTEXT)
 
 
-def saved(trainer: Trainer, folder: Path) -> Checkpoint:
-    return Checkpoint.open(write_checkpoint(folder, *trainer.state(), ()))
+def stepped(trainer: Trainer, steps: int) -> Trainer:
+    for _ in range(steps):
+        trainer.step()
+    return trainer
+
+
+def assert_resumes_exactly(trainer: Trainer, folder: Path, steps: int) -> Checkpoint:
+    """The next steps from a checkpoint are those of the trainer. Returns the checkpoint."""
+    checkpoint = Checkpoint.open(write_checkpoint(folder, *trainer.state(), ()))
+    expected = [trainer.step() for _ in range(steps)]
+    resumed = Trainer(trainer.config, trainer.data)
+    resumed.restore(checkpoint)
+    assert [resumed.step() for _ in range(steps)] == expected
+    assert lists(resumed.states) == lists(trainer.states)
+    assert_same_weights(resumed.model, trainer.model)
+    return checkpoint
 
 
 def lists(states: Sequence[State]) -> list[list[Any]]:
@@ -154,25 +175,13 @@ def test_resume_continues_exactly(
     config: TrainConfig, data: ByteLanes, tmp_path: Path, steps: int
 ) -> None:
     """With dropout, from the start, within the lanes and at their end."""
-    config = with_dropout(config, 0.3)
-    whole = Trainer(config, data)
-    for _ in range(steps):
-        whole.step()
-    checkpoint = saved(whole, tmp_path)
-    expected = [whole.step() for _ in range(6)]
-    resumed = Trainer(config, data)
-    resumed.restore(checkpoint)
-    assert [resumed.step() for _ in range(6)] == expected
-    assert lists(resumed.states) == lists(whole.states)
-    for name, weight in whole.model.state_dict().items():
-        assert torch.equal(resumed.model.state_dict()[name], weight), name
+    trainer = Trainer(with_dropout(config, 0.3), data)
+    assert_resumes_exactly(stepped(trainer, steps), tmp_path, 6)
 
 
 def test_states_affect_the_losses(config: TrainConfig, data: ByteLanes) -> None:
     """Otherwise the test above would pass without them."""
-    kept, lost = Trainer(config, data), Trainer(config, data)
-    for trainer in (kept, lost):
-        trainer.step()
+    kept, lost = (stepped(Trainer(config, data), 1) for _ in range(2))
     lost.states = [(), ()]
     assert kept.step() != lost.step()
 
@@ -182,10 +191,7 @@ def test_lanes_keep_their_states_on_any_number_of_processes(
     config: TrainConfig, data: ByteLanes, corpus: Corpus, tmp_path: Path, world_size: int
 ) -> None:
     """Saved by two of them, each with three or two of the five lanes."""
-    ranks = [Trainer(config, data, Rank(rank, 2)) for rank in range(2)]
-    for _ in range(2):
-        for trainer in ranks:
-            trainer.step()
+    ranks = [stepped(Trainer(config, data, Rank(rank, 2)), 2) for rank in range(2)]
     parts = [
         {f"states.{n}": torch.cat(x) for n, x in enumerate(zip(*trainer.states, strict=True))}
         for trainer in ranks
@@ -247,20 +253,17 @@ def test_skipped_update_advances_the_states(
     config: TrainConfig, data: ByteLanes, corpus: Corpus
 ) -> None:
     trainer = Trainer(replace(config, precision="float16"), data)
-    trainer.model.get_parameter("logits.weight").register_hook(lambda gradient: gradient / 0.0)
-    before = copy.deepcopy(trainer.model.state_dict())
-    for _ in range(2):
-        trainer.step()
+    overflow_gradients(trainer)
+    before = weights_of(trainer)
+    stepped(trainer, 2)
     assert torch.equal(trainer.states[0][0], recent(corpus, [0, 1, 2], 2 * CONTEXT))
-    for name, weight in trainer.model.state_dict().items():
-        assert torch.equal(weight, before[name]), name
+    assert_same_weights(trainer.model, before)
 
 
 def test_failed_step_leaves_the_states_unchanged(config: TrainConfig, data: ByteLanes) -> None:
-    trainer = Trainer(config, data)
-    trainer.step()
+    trainer = stepped(Trainer(config, data), 1)
     before = copy.deepcopy(trainer.states)
-    trainer.model.get_parameter("logits.weight").register_hook(lambda gradient: gradient / 0.0)
+    overflow_gradients(trainer)
     with pytest.raises(FloatingPointError):
         trainer.step()
     assert lists(trainer.states) == lists(before)
@@ -277,16 +280,9 @@ def test_memories_of_transformer_xl_resume_exactly(
     )
     task = TransformerXLTask(model=model)
     config = replace(config, task=task, precision=precision, recompute=recompute)
-    whole = Trainer(config, data)
-    for _ in range(4):
-        whole.step()
-    checkpoint = saved(whole, tmp_path)
+    checkpoint = assert_resumes_exactly(stepped(Trainer(config, data), 4), tmp_path, 3)
     states = {name: x for name, x in checkpoint.tensors.items() if name.startswith("states.")}
     assert [x.dtype for x in states.values()] == [torch.float32] * 2
-    expected = [whole.step() for _ in range(3)]
-    resumed = Trainer(config, data)
-    resumed.restore(checkpoint)
-    assert [resumed.step() for _ in range(3)] == expected
 
 
 def test_task_without_a_state_has_no_states_in_its_checkpoints(corpus: Corpus) -> None:
@@ -323,25 +319,21 @@ def test_text_too_short_for_its_lanes_is_refused(config: TrainConfig, data: Byte
 def test_damaged_states_are_named(
     config: TrainConfig, data: ByteLanes, tmp_path: Path, state: Tensor | None, message: str
 ) -> None:
-    trainer = Trainer(config, data)
-    for _ in range(2):
-        trainer.step()
+    trainer = stepped(Trainer(config, data), 2)
     folder = write_checkpoint(tmp_path, *trainer.state(), ())
     edit_tensors(folder, {"states.0": state})
     other = Trainer(config, data)
-    before = copy.deepcopy(other.model.state_dict())
+    before = weights_of(other)
     with pytest.raises(CheckpointError, match=message):
         other.restore(Checkpoint.open(folder))
     assert (other.steps_done, other.states) == (0, [(), ()])
-    for name, weight in other.model.state_dict().items():
-        assert torch.equal(weight, before[name]), name
+    assert_same_weights(other.model, before)
 
 
 def test_states_at_the_end_of_the_lanes_must_be_empty(
     config: TrainConfig, data: ByteLanes, tmp_path: Path
 ) -> None:
-    trainer = Trainer(config, data)
-    trainer.step()
+    trainer = stepped(Trainer(config, data), 1)
     folder = write_checkpoint(tmp_path, *trainer.state(), ())
     steps = data.segments(LANES)
     edit_config(folder, lambda values: values.update(steps_done=steps, updates=steps))

@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from tests.support.processes import torchrun
-from tests.training.run_helpers import default_dtype, with_dropout, without_times
+from tests.training.run_helpers import (
+    assert_same_weights,
+    default_dtype,
+    overflow_gradients,
+    weights_of,
+    with_dropout,
+    without_times,
+)
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.nn import Stack
 from transformer_kernels.training import (
@@ -57,8 +64,7 @@ def test_recomputation_gives_identical_losses_with_dropout(
         train(replace(config, recompute=enabled), data) for enabled in (False, True)
     )
     assert recomputed.losses == plain.losses
-    for name, weight in plain.model.state_dict().items():
-        assert torch.equal(recomputed.model.state_dict()[name], weight), name
+    assert_same_weights(recomputed.model, plain.model)
     assert [module.recompute for module in recomputed.model.modules() if isinstance(module, Stack)]
 
 
@@ -84,21 +90,20 @@ def test_gradient_overflow_halves_the_loss_scale_and_skips_the_update(
     config: TrainConfig, data: Dataset
 ) -> None:
     trainer = Trainer(replace(config, precision="float16"), data)
-    before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
+    before = weights_of(trainer)
     scale = trainer.scaler.get_scale()
-    trainer.model.get_parameter("logits.weight").register_hook(lambda gradient: gradient / 0.0)
+    overflow_gradients(trainer)
     trainer.step()
     assert trainer.scaler.get_scale() == scale / 2
     assert trainer.steps_done == 1
-    for name, weight in trainer.model.state_dict().items():
-        assert torch.equal(weight, before[name]), name
+    assert_same_weights(trainer.model, before)
 
 
 def test_gradient_overflow_at_the_minimum_loss_scale_is_an_error(
     config: TrainConfig, data: Dataset
 ) -> None:
     trainer = Trainer(replace(config, precision="float16", steps=100), data)
-    trainer.model.get_parameter("logits.weight").register_hook(lambda gradient: gradient / 0.0)
+    overflow_gradients(trainer)
     trainer.scaler.load_state_dict(trainer.scaler.state_dict() | {"scale": MIN_LOSS_SCALE * 2})
     trainer.step()
     trainer.step()
@@ -115,8 +120,7 @@ def test_float16_run_with_accumulation_and_recomputation_resumes_exactly(
     train(config, data, out=tmp_path, should_stop=lambda: next(stop))
     resumed = resume(tmp_path, data=data)
     assert without_times(resumed.rows) == without_times(whole.rows)
-    for name, weight in whole.model.state_dict().items():
-        assert torch.equal(resumed.model.state_dict()[name], weight), name
+    assert_same_weights(resumed.model, whole.model)
 
 
 def test_loss_scale_after_a_skipped_update_is_restored(
@@ -124,8 +128,7 @@ def test_loss_scale_after_a_skipped_update_is_restored(
 ) -> None:
     config = replace(config, precision="float16")
     trainer = Trainer(config, data)
-    weight = trainer.model.get_parameter("logits.weight")
-    hook = weight.register_hook(lambda gradient: gradient / 0.0)
+    hook = overflow_gradients(trainer)
     trainer.step()
     hook.remove()
     trainer.step()
@@ -152,12 +155,6 @@ def test_batch_smaller_than_the_number_of_micro_batches_is_refused(
     distributed = DistributedContext(0, 3)
     with pytest.raises(ValueError, match="the number of processes, 2 x 3, got 4"):
         Trainer(replace(config, accumulate=2), data, distributed)
-
-
-def test_shards_cover_a_batch_that_does_not_divide() -> None:
-    batch = {"tokens": torch.arange(5)}
-    assert DistributedContext(0, 2).shard(batch)["tokens"].tolist() == [0, 2, 4]
-    assert DistributedContext(1, 2).shard(batch)["tokens"].tolist() == [1, 3]
 
 
 def train_with_processes(count: int, kind: str, *words: str) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,15 @@ from typing import get_args
 import pytest
 import torch
 
-from tests.training.run_helpers import default_dtype, with_dropout, without_times
+from tests.training.run_helpers import (
+    FINISHED,
+    assert_same_weights,
+    names,
+    overflow_gradients,
+    weights_of,
+    with_dropout,
+    without_times,
+)
 from transformer_kernels.nn import AttnImplementation, MultiHeadAttention
 from transformer_kernels.training import (
     ByteWindows,
@@ -46,29 +54,20 @@ def test_a_generator_learns(config: TrainConfig, data: Dataset) -> None:
     assert result.score < 3.0 / math.log(2)
 
 
-def curves_of(config: TrainConfig, data: Dataset) -> dict[AttnImplementation, list[float]]:
+def test_every_attention_implementation_gives_the_same_curve(
+    config: TrainConfig, data: Dataset
+) -> None:
+    """In float32; in float64 for every task in test_tasks.py."""
     curves: dict[AttnImplementation, list[float]] = {}
     for implementation in IMPLEMENTATIONS:
-        result = train(replace(config, attn_implementation=implementation), data)
-        modules = result.model.modules()
-        used = {
-            each.attn_implementation for each in modules if isinstance(each, MultiHeadAttention)
-        }
-        assert used == {implementation}
+        result = train(replace(config, steps=20, attn_implementation=implementation), data)
+        modules = [x for x in result.model.modules() if isinstance(x, MultiHeadAttention)]
+        assert {x.attn_implementation for x in modules} == {implementation}
         validated = [row.val_loss for row in result.rows if row.val_loss is not None]
-        assert len(validated) == config.steps // config.eval_every
+        assert len(validated) == 5
         curves[implementation] = result.losses + validated
-    return curves
-
-
-@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 2e-5), (torch.float64, 1e-11)])
-def test_every_attention_implementation_gives_the_same_curve(
-    config: TrainConfig, data: Dataset, dtype: torch.dtype, rtol: float
-) -> None:
-    with default_dtype(dtype):
-        curves = curves_of(replace(config, steps=20), data)
-    assert curves["fused"] == pytest.approx(curves["eager"], rel=rtol)
-    assert curves["sdpa"] == pytest.approx(curves["eager"], rel=rtol)
+    assert curves["fused"] == pytest.approx(curves["eager"], rel=2e-5)
+    assert curves["sdpa"] == pytest.approx(curves["eager"], rel=2e-5)
 
 
 def test_eager_and_fused_give_the_same_curve_with_dropout(
@@ -97,8 +96,7 @@ def test_stopped_run_resumes_exactly(
 
     assert without_times(resumed.rows) == without_times(whole.rows)
     assert read_curve(tmp_path / "curve.csv") == resumed.rows
-    for name, weight in whole.model.state_dict().items():
-        assert torch.equal(resumed.model.state_dict()[name], weight), name
+    assert_same_weights(resumed.model, whole.model)
 
 
 def test_aborted_run_resumes_from_its_last_checkpoint(
@@ -182,7 +180,7 @@ def test_folder_with_a_run_is_not_overwritten(
     (tmp_path / name).write_bytes(b"precious")
     with pytest.raises(FileExistsError, match="already holds a run"):
         train(config, data, out=tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {".lock", name}
+    assert names(tmp_path) == {".lock", name}
     assert (tmp_path / name).read_bytes() == b"precious"
 
 
@@ -217,13 +215,12 @@ def test_nonfinite_validation_loss_is_not_saved(
 
 def test_nonfinite_gradient_leaves_the_model_unchanged(config: TrainConfig, data: Dataset) -> None:
     trainer = Trainer(config, data)
-    before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
-    trainer.model.get_parameter("logits.weight").register_hook(lambda gradient: gradient / 0.0)
+    before = weights_of(trainer)
+    overflow_gradients(trainer)
     with pytest.raises(FloatingPointError, match=r"the gradient's norm is (inf|nan) after step 0"):
         trainer.step()
     assert trainer.steps_done == 0
-    for name, weight in trainer.model.state_dict().items():
-        assert torch.equal(weight, before[name]), name
+    assert_same_weights(trainer.model, before)
 
 
 def test_validation_does_not_affect_training(config: TrainConfig, data: Dataset) -> None:
@@ -284,11 +281,7 @@ def test_a_second_run_in_the_same_folder_is_refused(
     with pytest.raises(BlockingIOError, match="another process is training in this folder"):
         run.train()
     resumed.train()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        ".lock",
-        "checkpoint-8",
-        "curve.csv",
-    ]
+    assert names(tmp_path) == FINISHED
 
 
 def test_failed_run_releases_the_folder(config: TrainConfig, data: Dataset, tmp_path: Path) -> None:
@@ -312,7 +305,7 @@ def test_other_processes_of_a_run_do_not_lock(
     main = TrainingRun.start(config, data, out=tmp_path)
     other = TrainingRun.start(config, data, out=tmp_path, distributed=DistributedContext(1, 1))
     other.train()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "curve.csv"]
+    assert names(tmp_path) == {".lock", "curve.csv"}
     assert main.train().checkpoint == tmp_path / "checkpoint-8"
 
 
@@ -324,11 +317,7 @@ def test_leftovers_of_a_killed_process_are_removed_at_the_next_start(
         (tmp_path / name).mkdir()
         (tmp_path / name / "curve.csv").touch()
     resume(tmp_path, data=data)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        ".lock",
-        "checkpoint-8",
-        "curve.csv",
-    ]
+    assert names(tmp_path) == FINISHED
 
 
 def test_model_beyond_any_memory_is_an_error_of_torch(config: TrainConfig, data: Dataset) -> None:

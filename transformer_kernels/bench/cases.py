@@ -20,6 +20,9 @@ Direction = Literal["fwd", "bwd", "fwd+bwd", "step"]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q, k, v -> o"""
 
+SIZES = ("B", "H_q", "H_kv", "M", "N", "D", "D_v")
+"""Fields of a case, and columns of its rows."""
+
 SEED = 20240229
 """Seed of the dropout bits."""
 

@@ -5,7 +5,7 @@ A case is checked first; then peak memory is measured, then time, interleaved.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from .accuracy import Outputs, exact_outputs, run_once
@@ -19,7 +19,7 @@ from .variants import Variant
 from .workload import Prepare, prepare_work
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Contender:
     """A workload to time together with others, and the remaining columns of its row."""
 
@@ -72,16 +72,22 @@ class CheckedCase:
     expected: Expected
 
     def contenders(
-        self, direction: Direction, variants: Iterable[str] | None = None
+        self,
+        direction: Direction,
+        variants: Iterable[str] | None = None,
+        *,
+        naive_rounds: int | None = None,
     ) -> list[Contender]:
-        """Returns one contender for each of the variants; all by default."""
+        """Returns one contender for each of the variants; all by default. `naive_rounds` limits the
+        rounds of naive attention."""
         return [
             Contender(
-                case=self.case,
-                direction=direction,
-                variant=name,
-                prepare=prepare_work(self.attends[name], self.inputs, direction, self.case.learned),
-                error=self.outputs[name].error(self.expected.exact, direction),
+                self.case,
+                direction,
+                name,
+                prepare_work(self.attends[name], self.inputs, direction, self.case.learned),
+                self.outputs[name].error(self.expected.exact, direction),
+                most_rounds=naive_rounds if name == "naive" else None,
             )
             for name in (self.attends if variants is None else variants)
         ]
@@ -115,15 +121,6 @@ def assert_correct(variant: str, case: Case, got: Outputs, expected: Expected) -
         assert_within_rule(f"{variant}, {case.name}: {tensor}", value, exact[tensor], naive[tensor])
 
 
-Repeat = Callable[[Callable[[], None], int], object]
-"""Calls the first argument as many times as the second specifies."""
-
-
-def call_repeatedly(round_: Callable[[], None], rounds: int) -> None:
-    for _ in range(rounds):
-        round_()
-
-
 @dataclass(frozen=True)
 class Measured:
     """A row and the times behind it."""
@@ -134,17 +131,10 @@ class Measured:
 
 
 def measure_contenders(
-    contenders: Sequence[Contender],
-    *,
-    provenance: Provenance,
-    suite: str,
-    budget: Budget,
-    repeat: Repeat = call_repeatedly,
+    contenders: Sequence[Contender], *, provenance: Provenance, suite: str, budget: Budget
 ) -> list[Measured]:
-    """Measures peak memory and time of the contenders, which share one device.
-
-    `repeat` runs the rounds; each round runs every contender once. Returns one item per contender.
-    """
+    """Measures peak memory and time of the contenders, which share one device. Each round runs
+    every contender once. Returns one item per contender."""
     by_label = {contender.label: contender for contender in contenders}
     (device,) = {c.case.device for c in contenders}
     peaks = {label: peak_extra_bytes(c.prepare, device) for label, c in by_label.items()}
@@ -153,8 +143,7 @@ def measure_contenders(
         {label: c.most_rounds for label, c in by_label.items() if c.most_rounds is not None},
         clock_for(device),
     )
-    repeat(timer.round, budget.rounds(timer.warm_up()))
-    timings, laps = timer.timings(), timer.laps()
+    timings, laps = timer.run(budget), timer.laps()
     return [
         Measured(c.row(provenance, suite, timings[label], peaks[label]), laps[label])
         for label, c in by_label.items()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from .cases import Case, Direction
+from .cases import SIZES, Case, Direction
 from .provenance import Provenance
 from .timer import Timing
 
@@ -78,13 +78,7 @@ def make_row(
         suite=suite,
         case=case.name,
         dtype=case.dtype_name,
-        B=case.B,
-        H_q=case.H_q,
-        H_kv=case.H_kv,
-        M=case.M,
-        N=case.N,
-        D=case.D,
-        D_v=case.D_v,
+        **{name: getattr(case, name) for name in SIZES},
         mask=case.mask_name,
         visible=case.visible,
         dropout_p=case.dropout_p,

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .common import add_number, as_user_error
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,74 +22,6 @@ SHAPE = "1,8,8,1024,1024,64"
 DEFAULT_DTYPES = {"cpu": "float32", "cuda": "bfloat16"}
 PASSES: dict[str, Direction] = {"forward": "fwd", "backward": "bwd", "both": "fwd+bwd"}
 
-OPTIONS: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    (
-        "--shape",
-        f"sizes of a call, and D_v if it is not D; can be repeated (default: {SHAPE})",
-        {"action": "append", "metavar": "B,H_q,H_kv,M,N,D"},
-    ),
-    (
-        "--model",
-        "config.json of a HuggingFace model: its prefill and a step of decoding, instead of "
-        "--shape and --mask",
-        {"type": Path, "metavar": "CONFIG"},
-    ),
-    ("--batch", "sequences, with --model", {"type": int, "default": 1, "metavar": "N"}),
-    (
-        "--context",
-        "tokens, with --model (default: 2048, or the model's positions if they are fewer)",
-        {"type": int, "metavar": "N"},
-    ),
-    (
-        "--mask",
-        "full, causal, window:W (a query sees itself and the W - 1 keys before it), "
-        "padding:LENGTHS (keys of each sequence), document:LENGTHS (packed documents); LENGTHS are "
-        "numbers separated by commas, or a file of numbers; + joins two, as in "
-        "causal+document:700,1348; can be repeated (default: causal)",
-        {"action": "append", "metavar": "MASK"},
-    ),
-    (
-        "--dtype",
-        "data type; can be repeated (default: float32 on a CPU, bfloat16 on a GPU)",
-        {"action": "append", "choices": ("float32", "bfloat16", "float16")},
-    ),
-    (
-        "--pass",
-        "both is forward and backward together; can be repeated (default: forward, both)",
-        {"action": "append", "choices": PASSES, "dest": "passes"},
-    ),
-    (
-        "--against",
-        "implementations to compare with, separated by commas (default: all that run here)",
-        {"metavar": "NAMES"},
-    ),
-    ("--device", "default: %(default)s", {"choices": DEFAULT_DTYPES, "default": "cpu"}),
-    ("--threads", "number of CPU threads (default: torch's)", {"type": int, "metavar": "N"}),
-    (
-        "--seconds",
-        "time for each call and pass, for all implementations (default: %(default)s)",
-        {"type": float, "default": 2.0, "metavar": "S"},
-    ),
-    (
-        "--tolerance",
-        "how much slower than usual the machine may be during a measurement, before it is repeated "
-        "(default: %(default)s)",
-        {"type": float, "default": 5.0, "metavar": "PERCENT"},
-    ),
-    (
-        "--out",
-        "folder of report.html and rows.csv; overwritten (default: %(default)s)",
-        {"type": Path, "default": Path("build/bench"), "metavar": "DIR"},
-    ),
-    ("--save", "save the run, to compare with", {"type": Path, "metavar": "FILE"}),
-    (
-        "--compare",
-        "print what became slower or faster since a saved run; of two saved runs, without "
-        "measuring",
-        {"type": Path, "nargs": "+", "metavar": "FILE"},
-    ),
-)
-
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
@@ -96,14 +32,46 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "during which the machine was disturbed are repeated, up to three times.",
         epilog="Example: transformer-kernels bench --shape 1,32,8,2048,2048,128 --mask window:256",
     )
-    for name, text, settings in OPTIONS:
-        parser.add_argument(name, help=text, **settings)
+    add, number = parser.add_argument, partial(add_number, parser)
+    # fmt: off
+    add("--shape", action="append", metavar="B,H_q,H_kv,M,N,D",
+        help=f"sizes of a call, and D_v if it is not D; can be repeated (default: {SHAPE})")
+    add("--model", type=Path, metavar="CONFIG",
+        help="config.json of a HuggingFace model: its prefill and a step of decoding, instead of "
+        "--shape and --mask")
+    number("--batch", default=1, help="sequences, with --model")
+    number("--context",
+           help="tokens, with --model (default: 2048, or the model's positions if they are fewer)")
+    add("--mask", action="append", metavar="MASK",
+        help="full, causal, window:W (a query sees itself and the W - 1 keys before it), "
+        "padding:LENGTHS (keys of each sequence), document:LENGTHS (packed documents); LENGTHS are "
+        "numbers separated by commas, or a file of numbers; + joins two, as in "
+        "causal+document:700,1348; can be repeated (default: causal)")
+    add("--dtype", action="append", choices=("float32", "bfloat16", "float16"),
+        help="data type; can be repeated (default: float32 on a CPU, bfloat16 on a GPU)")
+    add("--pass", action="append", choices=PASSES, dest="passes",
+        help="both is forward and backward together; can be repeated (default: forward, both)")
+    add("--against", metavar="NAMES",
+        help="implementations to compare with, separated by commas (default: all that run here)")
+    add("--device", choices=DEFAULT_DTYPES, default="cpu", help="default: %(default)s")
+    number("--threads", help="number of CPU threads (default: torch's)")
+    number("--seconds", type=float, default=2.0, metavar="S",
+           help="time for each call and pass, for all implementations (default: %(default)s)")
+    number("--tolerance", type=float, default=5.0, metavar="PERCENT",
+           help="how much slower than usual the machine may be during a measurement, before it is "
+           "repeated (default: %(default)s)")
+    add("--out", type=Path, default=Path("build/bench"), metavar="DIR",
+        help="folder of report.html and rows.csv; overwritten (default: %(default)s)")
+    add("--save", type=Path, metavar="FILE", help="save the run, to compare with")
+    add("--compare", type=Path, nargs="+", metavar="FILE",
+        help="print what became slower or faster since a saved run; of two saved runs, without "
+        "measuring")
+    # fmt: on
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     from ..common.optional_deps import require
-    from .common import as_user_error
 
     with as_user_error(ImportError):
         require("rich", extra="bench")
@@ -149,7 +117,6 @@ def _measure(
     from ..bench import Budget
     from ..bench.comparison.run import compare
     from ..bench.trial import DeviceLostError
-    from .common import as_user_error
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with (
@@ -169,12 +136,8 @@ def _measure(
 def _calls(args: argparse.Namespace) -> list[Call]:
     """Applies the number of threads, and returns the calls to measure.
 
-    Raises:
-        OSError: a file cannot be read.
-        ValueError: an option is not valid.
+    Raises OSError or ValueError for an option that is not valid.
     """
-    from dataclasses import replace
-
     import torch
 
     from ..bench.comparison.calls import Call, Shape, model_calls
@@ -195,9 +158,8 @@ def _calls(args: argparse.Namespace) -> list[Call]:
     if args.model is not None:
         if args.shape or args.mask:
             raise ValueError("--model has its own shapes and masks: give it or --shape and --mask")
-        kinds = model_calls(
-            args.model, batch=args.batch, context=args.context, directions=directions
-        )
+        sizes = {"batch": args.batch, "context": args.context}
+        kinds = model_calls(args.model, **sizes, directions=directions)
     elif args.batch != 1 or args.context is not None:
         raise ValueError("--batch and --context need --model")
     else:
@@ -218,11 +180,7 @@ def _calls(args: argparse.Namespace) -> list[Call]:
 
 
 def _variants(args: argparse.Namespace) -> list[Variant]:
-    """Ours, and the peers asked for.
-
-    Raises:
-        ValueError: a name is unknown, or its implementation does not run here.
-    """
+    """Ours, and the peers asked for; ValueError for one that does not run here."""
     import torch
 
     from ..bench import VARIANTS, usable_variants

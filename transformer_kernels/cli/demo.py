@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ..bench import Case, Row
+    from ..bench import Case, Direction, Row
     from ..nn.options import AttnImplementation
     from ..training import Dataset, Tokens, TrainConfig, TrainResult
 
@@ -50,30 +50,17 @@ class Sizes:
 
 
 FULL = Sizes(
-    lengths=(512, 1024, 2048, 4096),
-    masked_length=2048,
-    heads=8,
-    width=64,
-    case_seconds=1.5,
-    model={"vocabulary": 4096, "context": 512},
-    steps=480,
-    eager_steps=20,
-    sample_tokens=160,
-)
+    lengths=(512, 1024, 2048, 4096), masked_length=2048, heads=8, width=64, case_seconds=1.5,
+    model={"vocabulary": 4096, "context": 512}, steps=480, eager_steps=20, sample_tokens=160,
+)  # fmt: skip
 """Sizes of `make demo`: two to three and a half minutes on two cores, after its set-up. Training
 ends within its time limit, so that the text sample is that of a finished run."""
 
 QUICK = Sizes(
-    lengths=(32, 64),
-    masked_length=64,
-    heads=2,
-    width=16,
-    case_seconds=0.1,
-    model={"context": 32, "layers": 1, "heads": 2, "width": 16},
-    steps=6,
-    eager_steps=4,
+    lengths=(32, 64), masked_length=64, heads=2, width=16, case_seconds=0.1,
+    model={"context": 32, "layers": 1, "heads": 2, "width": 16}, steps=6, eager_steps=4,
     sample_tokens=8,
-)
+)  # fmt: skip
 """Every part of the demo at toy sizes: a functional check, not a measurement"""
 
 
@@ -85,18 +72,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "then trains a small GPT-2 with eager and with fused attention. Prints tables; writes CSV "
         "files, pictures and a text sample. Takes three and a half minutes on two CPU cores.",
     )
+    # fmt: off
     parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("build/demo"),
-        metavar="DIR",
+        "--out", type=Path, default=Path("build/demo"), metavar="DIR",
         help="output folder; files of an earlier demo are overwritten (default: %(default)s)",
     )
     parser.add_argument(
-        "--quick",
-        action="store_true",
+        "--quick", action="store_true",
         help="toy sizes, done within seconds: a functional check, not a measurement",
     )
+    # fmt: on
     parser.set_defaults(run=run)
 
 
@@ -162,39 +147,25 @@ def cases(sizes: Sizes) -> list[Case]:
 
 def measure(case: Case, seconds: float) -> Iterator[Row]:
     """Yields one row per direction and variant: errors, peak memory, and interleaved times."""
-    from ..bench import (
-        Budget,
-        Direction,
-        Interleaver,
-        Provenance,
-        exact_outputs,
-        make_row,
-        peak_extra_bytes,
-        prepare_work,
-        run_once,
-        usable_variants,
-    )
+    from .. import bench
 
-    provenance, inputs = Provenance.now(), case.inputs()
-    exact = exact_outputs(case, inputs)
-    attends = {variant.name: variant.attend_for(case) for variant in usable_variants()}
-    outputs = {name: run_once(attend, inputs) for name, attend in attends.items()}
+    provenance, inputs = bench.Provenance.now(), case.inputs()
+    exact = bench.exact_outputs(case, inputs)
+    attends = {variant.name: variant.attend_for(case) for variant in bench.usable_variants()}
+    outputs = {name: bench.run_once(attend, inputs) for name, attend in attends.items()}
     directions: tuple[Direction, ...] = ("fwd", "fwd+bwd")
     for direction in directions:
-        work = {name: prepare_work(attend, inputs, direction) for name, attend in attends.items()}
-        peaks = {name: peak_extra_bytes(prepare) for name, prepare in work.items()}
-        timings = Interleaver(work).run(Budget(seconds=seconds, fewest=3, most=20))
+        work = {
+            name: bench.prepare_work(attend, inputs, direction) for name, attend in attends.items()
+        }
+        peaks = {name: bench.peak_extra_bytes(prepare) for name, prepare in work.items()}
+        timings = bench.Interleaver(work).run(bench.Budget(seconds=seconds, fewest=3, most=20))
         for name in work:
-            yield make_row(
-                provenance,
-                suite="demo",
-                case=case,
-                direction=direction,
-                variant=name,
-                timing=timings[name],
-                peak_bytes=peaks[name],
+            yield bench.make_row(
+                provenance, suite="demo", case=case, direction=direction, variant=name,
+                timing=timings[name], peak_bytes=peaks[name],
                 error=outputs[name].error(exact, direction),
-            )
+            )  # fmt: skip
 
 
 def measure_all(
@@ -375,12 +346,9 @@ def _write_sample(
 
     assert isinstance(result.model, GPT2)
     generated = generate(
-        result.model,
-        tokens.encode(PROMPT).tolist(),
-        sizes.sample_tokens,
-        temperature=TEMPERATURE,
+        result.model, tokens.encode(PROMPT).tolist(), sizes.sample_tokens, temperature=TEMPERATURE,
         generator=torch.Generator().manual_seed(result.config.seed),
-    )
+    )  # fmt: skip
     text = (PROMPT + tokens.decode(list(generated))).decode(errors="replace")
     console.rule(f"text sample, temperature {TEMPERATURE}")
     console.print(text, markup=False)

@@ -22,19 +22,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "architecture, without a GPU. Prints one row per tile: shared memory (KiB), registers per "
         "thread, spills, spills inside loops, and compile time.",
     )
-    tiles.add_argument(
-        "--chip",
-        choices=CHIPS,
-        action="append",
-        help="GPU architecture; can be repeated (default: all)",
-    )
-    tiles.add_argument(
-        "--width",
-        type=int,
-        choices=WIDTHS,
-        action="append",
-        help="head dimension, D and D_v; can be repeated (default: all)",
-    )
+    # fmt: off
+    tiles.add_argument("--chip", choices=CHIPS, action="append",
+                       help="GPU architecture; can be repeated (default: all)")
+    tiles.add_argument("--width", type=int, choices=WIDTHS, action="append",
+                       help="head dimension, D and D_v; can be repeated (default: all)")
+    # fmt: on
     tiles.set_defaults(run=_tiles)
 
 

@@ -1,18 +1,26 @@
-"""The command `train`: trains a reference model."""
+"""The command `train`: trains a reference model.
+
+Its options are the fields of config dataclasses. The type, choices and default of an option are
+those of its field, and its help is the docstring below the field.
+"""
 
 from __future__ import annotations
 
 import argparse
+import ast
+import inspect
 import os
 import signal
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING
+from types import FrameType, NoneType
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
-from .common import UserError, as_user_error, memory_as_user_error, run_folder
+from .common import UserError, add_number, as_user_error, memory_as_user_error, run_folder
 from .inference import users_of
 
 if TYPE_CHECKING:
@@ -20,6 +28,12 @@ if TYPE_CHECKING:
     from ..training.distributed import DistributedContext
 
 _INTERRUPTED = 130
+
+_SEPARATOR = "/"
+"""Between the names of nested fields in the destination of an option"""
+
+_NAMES = {"peak": ("lr", "peak")}
+"""Names of an option, where the first is not that of its field"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -54,49 +68,112 @@ def add_models(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_run_options(parser: argparse.ArgumentParser, kind: str, data: str) -> None:
-    parser.add_argument("--data", type=Path, metavar="PATH", help=data)
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help=f"output folder for checkpoint, curve and picture (default: {run_folder(kind)})",
-    )
-    parser.add_argument(
-        "--resume",
-        type=Path,
-        metavar="CHECKPOINT",
-        help="continue an interrupted run in its folder, with the settings of this checkpoint",
-    )
-    parser.add_argument(
-        "--threads", type=int, metavar="N", help="number of CPU threads (default: torch's)"
-    )
-    parser.add_argument(
-        "--context-parallel",
-        type=int,
-        default=1,
-        metavar="N",
-        help="under torchrun: divide each sequence over N processes (generator, gpt2)",
-    )
-    parser.add_argument(
-        "--shard",
-        action="store_true",
+    add = parser.add_argument
+    # fmt: off
+    add("--data", type=Path, metavar="PATH", help=data)
+    add("--out", type=Path, metavar="DIR",
+        help=f"output folder for checkpoint, curve and picture (default: {run_folder(kind)})")
+    add("--resume", type=Path, metavar="CHECKPOINT",
+        help="continue an interrupted run in its folder, with the settings of this checkpoint")
+    add_number(parser, "--threads", help="number of CPU threads (default: torch's)")
+    add_number(parser, "--context-parallel", default=1,
+               help="under torchrun: divide each sequence over N processes (generator, gpt2)")
+    add("--shard", action="store_true",
         help="under torchrun: divide parameters, gradients and optimizer states over all processes "
-        "(generator, gpt2)",
-    )
-    parser.add_argument(
-        "--deterministic", action="store_true", help="use only deterministic algorithms"
-    )
+        "(generator, gpt2)")
+    add("--deterministic", action="store_true", help="use only deterministic algorithms")
+    # fmt: on
 
 
 def _add_config_options(parser: argparse.ArgumentParser, presets: dict[str, TrainConfig]) -> None:
-    from .options import add_options
-
     default, first = next(iter(presets.items()))
     settings = parser.add_argument_group("settings", f"The defaults are those of {default}.")
     settings.add_argument(
         "--preset", choices=tuple(presets), help=f"named settings (default: {default})"
     )
     add_options(settings, first, without=first.task.fixed)
+
+
+def add_options(
+    parser: argparse._ActionsContainer, config: Any, *, without: frozenset[str] = frozenset()
+) -> None:
+    """Adds an option for each field of a config, and of the configs in its fields.
+
+    Fields named in `without` have none. The values of the config are shown as defaults, but an
+    option that is not given leaves nothing in the parsed arguments.
+    """
+    for path, hint, value, meaning in _leaves(config, ""):
+        if path.rpartition(_SEPARATOR)[2] in without:
+            continue
+        shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
+        help_ = f"{meaning} (default: {shown})".strip().replace("%", "%%")
+        settings = {"dest": path, "default": argparse.SUPPRESS} | _type_settings(hint)
+        parser.add_argument(*option_names(path), help=help_, **settings)
+
+
+def given_options(args: argparse.Namespace, config: Any) -> dict[str, Any]:
+    """The options that were given, by the path of their field."""
+    given = vars(args)
+    return {path: given[path] for path, *_ in _leaves(config, "") if path in given}
+
+
+def option_names(path: str) -> list[str]:
+    name = path.rpartition(_SEPARATOR)[2]
+    return [f"--{one.replace('_', '-')}" for one in _NAMES.get(name, (name,))]
+
+
+def with_options(config: Any, given: Mapping[str, Any]) -> Any:
+    """The config with the fields at these paths replaced; ValueError for a value out of range."""
+    inner: dict[str, dict[str, Any]] = {}
+    changes: dict[str, Any] = {}
+    for path, value in given.items():
+        name, _, rest = path.partition(_SEPARATOR)
+        if rest:
+            inner.setdefault(name, {})[rest] = value
+        else:
+            changes[name] = tuple(value) if isinstance(value, list) else value
+    for name, below in inner.items():
+        changes[name] = with_options(getattr(config, name), below)
+    return replace(config, **changes)
+
+
+def _leaves(config: Any, prefix: str) -> Iterator[tuple[str, Any, Any, str]]:
+    """Path, type, value and docstring of each field that is no dataclass."""
+    hints, meanings = get_type_hints(type(config)), _docstrings(type(config))
+    for field in fields(config):
+        path, value = prefix + field.name, getattr(config, field.name)
+        if is_dataclass(value):
+            yield from _leaves(value, path + _SEPARATOR)
+        else:
+            yield path, hints[field.name], value, meanings.get(field.name, "")
+
+
+def _docstrings(cls: type) -> dict[str, str]:
+    """The string below each field in the source of a class."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(tree, ast.ClassDef)
+    return {
+        field.target.id: " ".join(text.value.value.split()).rstrip(".")
+        for field, text in pairwise(tree.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
+
+
+def _type_settings(hint: Any) -> dict[str, Any]:
+    """Arguments of `add_argument` for a type: a number, a string, choices, a flag or a tuple."""
+    if NoneType in get_args(hint):
+        (hint,) = (one for one in get_args(hint) if one is not NoneType)
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if get_origin(hint) is Literal:
+        return {"choices": get_args(hint)}
+    if get_origin(hint) is tuple:
+        return {"nargs": len(get_args(hint)), "type": get_args(hint)[0], "metavar": "N"}
+    return {"type": hint, "metavar": "NAME" if hint is str else "N"}
 
 
 def run_training(args: argparse.Namespace) -> int:
@@ -132,13 +209,8 @@ def run_training(args: argparse.Namespace) -> int:
 
 
 def configured(args: argparse.Namespace) -> TrainConfig:
-    """The preset, overridden by the given options.
-
-    Raises:
-        ValueError: an option is out of range.
-    """
+    """The preset, overridden by the given options; ValueError for one out of range."""
     from ..training import PRESETS
-    from .options import given_options, with_options
 
     presets = PRESETS[args.kind]
     preset = presets[args.preset or next(iter(presets))]
@@ -164,7 +236,6 @@ def _new_run(args: argparse.Namespace, distributed: DistributedContext) -> Train
 
 def _resumed_run(args: argparse.Namespace, distributed: DistributedContext) -> TrainingRun:
     from ..training import PRESETS, TrainingRun
-    from .options import given_options, option_names
 
     given = [f"--{name}" for name in ("preset", "out") if getattr(args, name) is not None]
     first = next(iter(PRESETS[args.kind].values()))
@@ -181,18 +252,10 @@ def _progress(run: TrainingRun) -> Iterator[Callable[..., None] | None]:
     """Progress bar; only the main process shows one."""
     from ..training import progress_bar
 
-    task, config = run.config.task, run.config
-    bar = (
-        progress_bar(
-            config.steps,
-            label=config.attn_implementation,
-            unit=task.unit,
-            score=task.score_name,
-        )
-        if run.trainer.distributed.is_main
-        else nullcontext()
-    )
-    with bar as on_row:
+    config, task = run.config, run.config.task
+    labels = {"label": config.attn_implementation, "unit": task.unit, "score": task.score_name}
+    is_main = run.trainer.distributed.is_main
+    with progress_bar(config.steps, **labels) if is_main else nullcontext() as on_row:
         yield on_row
 
 

@@ -327,6 +327,23 @@ def set_module_fast_paths(multi_head_attention: Any, encoder_layer: Any) -> None
     register_builtin(encoder_layer, "aten::_transformer_encoder_layer_fwd")
     torch._native_multi_head_attention = multi_head_attention
     torch._transformer_encoder_layer_fwd = encoder_layer
+    if encoder_layer is transformer_encoder_layer:
+        _forget_replaced_operators()
+
+
+def _forget_replaced_operators() -> None:
+    """Clears torch.compile's table of operators if it was filled while torch's were replaced.
+
+    The table is filled by the first compilation of a process, by the names of the operators.
+    """
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    table = getattr(rules, "get_torch_obj_rule_map", None)
+    if (
+        table is not None
+        and table.cache_info().currsize
+        and transformer_encoder_layer not in table()
+    ):
+        table.cache_clear()
 
 
 def set_jagged_attention(attention: Any) -> None:

@@ -12,8 +12,8 @@ from ..dispatch import division, fast_path
 from ..dispatch.autocast import cast_bias, cast_for_autocast
 from ..dispatch.run import run
 from ..masks.mask import Mask
+from ..problem.checks import scaled_queries
 from ..problem.dense import dense_problem
-from ..problem.learned_scale import scaled_queries
 from ..scores.alibi import Alibi
 from ..scores.relative import Relative
 from .signatures import AttentionOptions

@@ -13,8 +13,8 @@ from ..dispatch.division import check_undivided
 from ..dispatch.run import run
 from ..masks.mask import Mask
 from ..problem.cache import cache_problem, check_no_gradient
+from ..problem.checks import scaled_queries
 from ..problem.layout import Layout
-from ..problem.learned_scale import scaled_queries
 from ..scores.alibi import Alibi
 from ..scores.relative import Relative
 from .signatures import DecodeOptions

@@ -19,9 +19,9 @@ from ..linear.backends import LINEAR_BACKENDS, STEP_BACKENDS
 from ..linear.checks import DENSE, PACKED, check_options, map_features
 from ..linear.types import LinearProblem
 from ..problem.cache import cache_problem, check_no_gradient
+from ..problem.checks import check_learned_scale
 from ..problem.dense import dense_problem
 from ..problem.layout import Layout
-from ..problem.learned_scale import check_learned_scale
 from ..problem.pages import places_of_keys
 from ..problem.varlen import one_entry, varlen_problem
 from .attention import attention
@@ -103,8 +103,9 @@ def explain(
         page, _ = places_of_keys(q, k, v, *of_keys)
         k, v = (x.new_empty(page.shape[0], x.shape[1], x.shape[3]) for x in (k, v))
         options.update(k=k, v=v)
+    problem = varlen_problem(**options)
     q, k, v = one_entry(q), one_entry(k), one_entry(v)
-    return explanation(varlen_problem(**options), backend, q, k, v, BACKENDS, general_path)
+    return explanation(problem, backend, q, k, v, BACKENDS, general_path)
 
 
 def _general_path(operator: Callable[..., Any], arguments: Mapping[str, Any]) -> str:

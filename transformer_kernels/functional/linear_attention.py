@@ -10,9 +10,8 @@ from ..common.argument_checks import check_bool
 from ..common.overrides import is_overridden, overridden
 from ..dispatch.division import check_undivided
 from ..linear.checks import check_options, dense_problem, map_features
-from ..linear.feature_maps import FeatureMap
 from ..linear.run import run
-from ..linear.types import LinearState
+from ..linear.types import FeatureMap, LinearState
 from ..masks.mask import Mask
 from .signatures import LinearOptions
 

@@ -7,9 +7,8 @@ from torch import Tensor
 from ..common.overrides import is_overridden, overridden
 from ..dispatch.division import check_undivided
 from ..linear.checks import check_options, decode_problem, map_features
-from ..linear.feature_maps import FeatureMap
 from ..linear.run import run_steps
-from ..linear.types import LinearState
+from ..linear.types import FeatureMap, LinearState
 
 
 def linear_attention_decode(

@@ -10,9 +10,8 @@ from ..common.argument_checks import check_bool
 from ..common.overrides import is_overridden, overridden
 from ..dispatch.division import check_undivided
 from ..linear.checks import PACKED, check_options, map_features, varlen_problem
-from ..linear.feature_maps import FeatureMap
 from ..linear.run import run
-from ..linear.types import LinearState
+from ..linear.types import FeatureMap, LinearState
 from .signatures import LinearVarlenOptions
 
 

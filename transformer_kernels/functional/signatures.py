@@ -6,8 +6,7 @@ from typing import TypedDict
 
 from torch import Tensor
 
-from ..linear.feature_maps import FeatureMap
-from ..linear.types import LinearState
+from ..linear.types import FeatureMap, LinearState
 from ..masks.mask import Mask
 from ..scores.alibi import Alibi
 from ..scores.options import SharedScoreArguments

@@ -12,7 +12,7 @@ from ..dispatch.autocast import cast_for_autocast
 from ..dispatch.division import check_undivided
 from ..dispatch.run import run
 from ..masks.mask import Mask
-from ..problem.learned_scale import scaled_queries
+from ..problem.checks import scaled_queries
 from ..problem.pages import packed_keys
 from ..problem.varlen import one_entry, varlen_problem
 from ..scores.alibi import Alibi

@@ -13,8 +13,8 @@ from ..common.storage import check_storage
 from ..dispatch.autocast import cast_for_autocast, without_autocast
 from ..dispatch.division import check_undivided
 from ..masks.mask import Mask
+from ..problem.checks import scaled_queries
 from ..problem.dense import dense_problem
-from ..problem.learned_scale import scaled_queries
 from ..scores.alibi import Alibi
 from ..scores.relative import Relative
 from ..scores.sinks import join_sinks

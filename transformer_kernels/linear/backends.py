@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from .base import overwrite_state
-from .cpu import CpuLinear
-from .cuda import CudaLinear
+from .compiled import CpuLinear, CudaLinear
 from .reference import reference_linear_attention
 from .triton import TritonLinear
 from .types import Inputs, LinearProblem, Options

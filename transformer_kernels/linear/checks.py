@@ -24,8 +24,7 @@ from ..problem.cache import check_no_gradient
 from ..problem.checks import check_mask_tensors, check_tensors
 from ..problem.types import accumulate_dtype
 from ..problem.varlen import check_cu_seqlens, one_entry, read_starts
-from .feature_maps import FEATURE_MAPS, FeatureMap
-from .types import Inputs, LinearProblem, LinearState, Options
+from .types import FEATURE_MAPS, FeatureMap, Inputs, LinearProblem, LinearState, Options
 
 DENSE = ("batch", "heads", "length", "width")
 PACKED = ("length", "heads", "width")

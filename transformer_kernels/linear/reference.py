@@ -14,8 +14,7 @@ from torch import Tensor
 
 from ..common.argument_checks import values_are_readable
 from ..problem.types import accumulate_dtype
-from .feature_maps import FEATURE_MAPS
-from .types import CHUNK, Inputs, LinearState, Options
+from .types import CHUNK, FEATURE_MAPS, Inputs, LinearState, Options
 
 SMALLEST_LOG_DECAY = {torch.float32: -200.0, torch.float64: -800.0}
 """exp() of these is 0, also as a factor of the largest number. Smaller ones, such as -inf, count as

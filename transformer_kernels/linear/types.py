@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..problem import Shape
-from .feature_maps import FEATURE_MAPS
+
+FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "elu": lambda x: torch.nn.functional.elu(x) + 1.0,
+    "relu": torch.relu,
+    "identity": lambda x: x,
+}
+"""Those that the kernels compute, in the order of tk::FeatureMap in csrc/common/linear_params.h."""
+
+FeatureMap = str | Callable[[Tensor], Tensor]
+"""A callable is applied before the kernels, with "identity"."""
 
 CHUNK = 64
 """Tokens per chunk of the reference and of csrc/cpu/linear, as kChunk in its decay.h."""

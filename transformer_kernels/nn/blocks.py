@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..dispatch import division
 from ..masks.mask import Mask
+from ..scores.relative import Relative
 from .attention import AttentionLayer, HeadForm, KVCache, LayerCache, MultiHeadAttention
 from .options import AttnImplementation, check_choice, check_positive, check_probability
 
@@ -152,11 +154,60 @@ class TransformerBlock(SelfAttentionBlock):
         )  # fmt: skip
 
 
-class DecoderBlock(ResidualBlock):
+class MemoryBlock(ResidualBlock):
+    """Base of a decoder's blocks: self-attention, cross-attention to a memory, and feed-forward."""
+
+    attention: MultiHeadAttention
+    attention_norm: nn.Module
+    memory_attention: MultiHeadAttention | None
+    memory_norm: nn.Module | None
+    feed_forward: nn.Module
+    feed_forward_norm: nn.Module
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: tuple[Tensor, Tensor] | None = None,
+        *,
+        mask: Mask | None = None,
+        memory_mask: Mask | None = None,
+        relative: Relative | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """Runs the block.
+
+        Args:
+            x: inputs (B, T, width).
+            memory: keys and values (B, heads, N, head_size) of the memory (B, N, width), from
+                `self.memory_attention.keys_and_values`; None without cross-attention.
+            mask: mask of the self-attention.
+            memory_mask: mask of the cross-attention.
+            relative: bias by distance of the self-attention, aligned "bottom_right".
+            cache: key/value cache of the self-attention; see `MultiHeadAttention`.
+
+        Returns:
+            (B, T, width).
+        """
+        attend = partial(self.attention, mask=mask, relative=relative, cache=cache)
+        x = self._residual(x, self.attention_norm, attend)
+        if self.memory_attention is not None:
+            assert self.memory_norm is not None
+            assert memory is not None
+            k, v = memory
+            attend_to = partial(self.memory_attention.attend_to, k=k, v=v, mask=memory_mask)
+            x = self._residual(x, self.memory_norm, attend_to)
+        return self._residual(x, self.feed_forward_norm, self.feed_forward)
+
+
+class DecoderBlock(MemoryBlock):
     """Decoder block: self-attention, cross-attention to an encoder's output, and feed-forward.
 
     The encoder's output (the memory) has the same width. Options are those of `TransformerBlock`.
     """
+
+    memory_attention: MultiHeadAttention
+    memory_norm: nn.LayerNorm
+    feed_forward: FeedForward
 
     def __init__(
         self,
@@ -186,38 +237,6 @@ class DecoderBlock(ResidualBlock):
             nn.LayerNorm(width, eps=eps) for _ in range(3)
         )
         self.dropout = nn.Dropout(dropout)
-
-    def forward(
-        self,
-        x: Tensor,
-        memory: tuple[Tensor, Tensor],
-        *,
-        mask: Mask | None = None,
-        memory_mask: Mask | None = None,
-        cache: LayerCache | None = None,
-    ) -> Tensor:
-        """Runs the block.
-
-        Args:
-            x: inputs (B, T, width).
-            memory: keys and values (B, heads, N, head_size) of the memory (B, N, width), from
-                `self.memory_attention.keys_and_values`.
-            mask: mask of the self-attention.
-            memory_mask: mask of the cross-attention.
-            cache: key/value cache of the self-attention; see `MultiHeadAttention`.
-
-        Returns:
-            (B, T, width).
-        """
-        x = self._residual(
-            x, self.attention_norm, lambda y: self.attention(y, mask=mask, cache=cache)
-        )
-        x = self._residual(
-            x,
-            self.memory_norm,
-            lambda y: self.memory_attention.attend_to(y, *memory, mask=memory_mask),
-        )
-        return self._residual(x, self.feed_forward_norm, self.feed_forward)
 
 
 class Stack(nn.ModuleList):

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from ..functional.linear_attention import linear_attention
 from ..functional.linear_decode import linear_attention_decode
-from ..linear.feature_maps import FeatureMap
-from ..linear.types import LinearState
+from ..linear.types import FeatureMap, LinearState
 from ..masks.mask import Mask
 from ..scores.alibi import alibi_slopes
 from .attention import AttentionLayer, size_of_heads

@@ -13,10 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..masks.mask import Mask
 from ..scores.relative import RelativeBias, relative_bias
-from .attention import LayerCache, MultiHeadAttention
-from .blocks import ResidualBlock
+from .attention import MultiHeadAttention
+from .blocks import MemoryBlock
 from .options import AttnImplementation, check_choice, check_positive, check_probability
 
 T5Activation = Literal["relu", "gated_gelu"]
@@ -159,7 +158,7 @@ class T5FeedForward(nn.Module):
         return y
 
 
-class T5Block(ResidualBlock):
+class T5Block(MemoryBlock):
     """Block of T5: self-attention, cross-attention in a decoder, and a feed-forward network.
 
     Each layer's input is divided by its root mean square and scaled (nn.RMSNorm); its output passes
@@ -196,30 +195,3 @@ class T5Block(ResidualBlock):
         self.feed_forward = T5FeedForward(width, hidden, activation=activation, dropout=dropout)
         self.feed_forward_norm = nn.RMSNorm(width, eps=eps)
         self.dropout = nn.Dropout(dropout)
-
-    def forward(
-        self,
-        x: Tensor,
-        memory: tuple[Tensor, Tensor] | None = None,
-        *,
-        mask: Mask | None = None,
-        memory_mask: Mask | None = None,
-        relative: RelativeBias | None = None,
-        cache: LayerCache | None = None,
-    ) -> Tensor:
-        """x (B, T, width) -> the same shape; arguments as in `DecoderBlock`.
-
-        `memory` is None without cross-attention. `relative` is the bias by distance of the
-        self-attention, aligned "bottom_right".
-        """
-        x = self._residual(
-            x,
-            self.attention_norm,
-            lambda y: self.attention(y, mask=mask, relative=relative, cache=cache),
-        )
-        if self.memory_attention is not None:
-            assert self.memory_norm is not None
-            assert memory is not None
-            attend_to = partial(self.memory_attention.attend_to, mask=memory_mask)
-            x = self._residual(x, self.memory_norm, lambda y: attend_to(y, *memory))
-        return self._residual(x, self.feed_forward_norm, self.feed_forward)

@@ -137,3 +137,24 @@ def check_alibi_or_none(bias: object, where: str) -> None:
     """Raises ValueError if the bias is a dense tensor. `where` completes the error message."""
     if isinstance(bias, Tensor):
         raise ValueError(f"bias must be alibi(slopes) or None {where}, got {shown(bias)}")
+
+
+def scaled_queries(q: Tensor, scale: float | Tensor | None) -> tuple[Tensor, float | None]:
+    """Returns (scale q, 1) if the scale is a tensor, else (q, scale).
+
+    The product has one rounding to q's dtype. Raises for a scale that is not one element in q's
+    dtype or float32, on q's device.
+    """
+    if not isinstance(scale, Tensor):
+        return q, scale
+    check_learned_scale(q, scale)
+    # Not a scalar tensor, which torch would round to q's dtype before the product.
+    return (q * scale.reshape(1).to(torch.promote_types(q.dtype, torch.float32))).to(q.dtype), 1.0
+
+
+def check_learned_scale(q: Tensor, scale: Tensor) -> None:
+    check_storage((("q", q), ("scale", scale)))
+    check_tensor("q", q, DTYPES)
+    check_tensor("scale", scale, (q.dtype, torch.float32), q.device)
+    if scale.numel() != 1:
+        raise ValueError(f"scale must have one element, got shape {tuple(scale.shape)}")

@@ -15,10 +15,9 @@ from .data import (
     load_corpus,
     standard_library_text,
 )
-from .evaluation import Evaluation, evaluate, evaluate_examples
 from .task import RecurrentTask, State, Task
 from .tasks import PRESETS, TASKS, GeneratorTask
-from .trainer import Trainer
+from .trainer import Evaluation, Trainer, evaluate, evaluate_examples
 from .training_run import (
     LoadedModel,
     TrainingRun,

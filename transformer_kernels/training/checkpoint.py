@@ -162,11 +162,11 @@ class Checkpoint:
                 raise ValueError(f"it lacks the tensor {name}")
             if name not in expected:
                 raise ValueError(f"it has the unknown tensor {shown(name)}")
-            shape, dtype = tuple(expected[name].shape), expected[name].dtype
-            if (tuple(found[name].shape), found[name].dtype) != (shape, dtype):
+            wanted, given = ((tuple(x.shape), x.dtype) for x in (expected[name], found[name]))
+            if given != wanted:
                 raise ValueError(
-                    f"{name} must have shape {shape} and dtype {dtype}, "
-                    f"got {tuple(found[name].shape)} and {found[name].dtype}"
+                    f"{name} must have shape {wanted[0]} and dtype {wanted[1]}, "
+                    f"got {given[0]} and {given[1]}"
                 )
 
     def read(self, expected: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
@@ -194,11 +194,7 @@ class Checkpoint:
         return tensors
 
     def rows(self) -> list[CurveRow]:
-        """Reads the learning curve.
-
-        Raises:
-            CheckpointError: it is not that of `steps_done` steps.
-        """
+        """Reads the learning curve; CheckpointError unless it is that of `steps_done` steps."""
         with _as_checkpoint_error(self.folder):
             rows, steps = read_curve(self.folder / CURVE), self.metadata.steps_done
             if [row.step for row in rows] != list(range(1, steps + 1)):
@@ -213,9 +209,7 @@ class Checkpoint:
 def find_checkpoint(path: Path | str) -> Path:
     """The folder of a checkpoint: `path`, or the newest in the folder `path` of a run.
 
-    Raises:
-        OSError: the path does not exist.
-        CheckpointError: it has no checkpoint.
+    Raises OSError if the path does not exist, and CheckpointError if it has no checkpoint.
     """
     path = Path(path)
     if not path.exists():
@@ -250,11 +244,7 @@ def write_checkpoint(
         rows: learning curve.
         distributed: the ranks, if parameters are divided over them; it is a collective then.
 
-    Returns:
-        the folder of the checkpoint.
-
-    Raises:
-        OSError: a file cannot be written. It names the folder.
+    Returns the folder. Raises OSError, which names it, if a file cannot be written.
     """
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save

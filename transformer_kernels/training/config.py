@@ -137,14 +137,8 @@ class TrainConfig:
 def from_fields(cls: Callable[..., Made], values: Any, name: str, **made: Any) -> Made:
     """Makes a dataclass from a dict of its fields; inverse of `dataclasses.asdict`.
 
-    Args:
-        cls: class of the result.
-        values: the dict.
-        name: name of the dict, for errors.
-        made: fields that are not read from the dict.
-
-    Raises:
-        ValueError: a field is unknown, absent, of another type or out of range.
+    `name` is that of the dict, for errors. The fields `made` are not read from it. Raises
+    ValueError for a field that is unknown, absent, of another type or out of range.
     """
     if type(values) is not dict:
         raise ValueError(f"{name} must be a dict, got {shown(values)}")
@@ -152,11 +146,12 @@ def from_fields(cls: Callable[..., Made], values: Any, name: str, **made: Any) -
     names = [each.name for each in fields(cls)]  # type: ignore[arg-type]
     if unknown := values.keys() - set(names):
         raise ValueError(f"{name} has unknown fields: {', '.join(sorted(map(shown, unknown)))}")
-    for field_name in names:
-        if field_name not in values and field_name not in made:
-            raise ValueError(f"{name} lacks {field_name!r}")
-    read = {one: values[one] for one in names if one not in made}
-    return cls(**{one: _checked(x, hints[one], f"{name}.{one}") for one, x in read.items()}, **made)
+    read = dict(made)
+    for one in (one for one in names if one not in made):
+        if one not in values:
+            raise ValueError(f"{name} lacks {one!r}")
+        read[one] = _checked(values[one], hints[one], f"{name}.{one}")
+    return cls(**read)
 
 
 def _checked(value: Any, hint: Any, name: str) -> Any:

@@ -73,17 +73,10 @@ def read_curve(path: Path | str) -> list[CurveRow]:
 def plot_curves(
     curves: Mapping[str, Sequence[CurveRow]], path: Path | str, *, score: str = "score"
 ) -> None:
-    """Draws runs into one picture: loss over steps, loss over seconds, score over steps.
+    """Draws runs, by name, into one picture: loss over steps and seconds, score over steps.
 
-    Thin lines are training batches, dots are held-out data.
-
-    Args:
-        curves: rows of each run, by name.
-        path: output file; its suffix selects the format.
-        score: axis label of the score.
-
-    Raises:
-        ImportError: matplotlib is missing.
+    Thin lines are training batches, dots are held-out data. The suffix of `path` selects the
+    format; `score` is the label of an axis. Raises ImportError if matplotlib is missing.
     """
     require("matplotlib", extra="train")
     from matplotlib.figure import Figure
@@ -117,33 +110,19 @@ def progress_bar(
 ) -> Iterator[Callable[[CurveRow], None]]:
     """Context that shows a progress bar on stderr and yields the `on_row` callback of a run.
 
-    The bar shows the loss and speed of the last step. Every validation prints a line.
-
-    Args:
-        steps: total number of steps.
-        label: name of the run.
-        unit: unit of the speed, as `Task.unit`.
-        score: name of the score, as `Task.score_name`.
-
-    Raises:
-        ImportError: rich is missing.
+    The bar shows the loss and speed of the last step. Every validation prints a line. `unit` and
+    `score` are as `Task.unit` and `Task.score_name`. Raises ImportError if rich is missing.
     """
     require("rich", extra="train")
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
 
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[now]}"),
-        TimeRemainingColumn(),
+    with rich.Progress(
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(),
+        rich.MofNCompleteColumn(),
+        rich.TextColumn("{task.fields[now]}"),
+        rich.TimeRemainingColumn(),
         console=Console(stderr=True, highlight=False),
     ) as progress:
         task = progress.add_task(label, total=steps, now="")

@@ -174,12 +174,10 @@ def own_shard(x: Tensor) -> Tensor:
 
 
 def check_scale_out(config: TrainConfig, grid: DistributedContext) -> None:
-    """Checks the settings of a run against the division of its work.
+    """Raises ValueError unless the work of a run can be divided over these processes.
 
-    Raises:
-        ValueError: the batch has fewer examples than micro-batches over all processes; the task,
-            the length of its sequences or its attention cannot be divided; or the precision is
-            float16 and parameters are.
+    The batch may have too few examples; the task, its precision, the length of its sequences or
+    its attention may not be divisible.
     """
     if config.batch < config.accumulate * grid.data_ranks:
         raise ValueError(
@@ -232,9 +230,8 @@ def under_torchrun() -> bool:
 def check_processes(context_parallel: int = 1, sharded: bool = False) -> None:
     """Checks options of `distributed_context` against the environment, alike on all ranks.
 
-    Raises:
-        ValueError: the number of processes is not a multiple of `context_parallel`, or torchrun has
-            not started them.
+    Raises ValueError if the number of processes is not a multiple of `context_parallel`, or if
+    torchrun has not started them.
     """
     if not under_torchrun() and (context_parallel > 1 or sharded):
         raise ValueError(
@@ -250,12 +247,7 @@ def distributed_context(
 ) -> Iterator[DistributedContext]:
     """Joins the process group that torchrun defines; without torchrun, a single process.
 
-    Args:
-        context_parallel: as in `DistributedContext`.
-        sharded: as in `DistributedContext`.
-
-    Raises:
-        ValueError: as `check_processes`.
+    The arguments are as in `DistributedContext`, the errors as of `check_processes`.
     """
     check_processes(context_parallel, sharded)
     if not under_torchrun():

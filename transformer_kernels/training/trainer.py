@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
@@ -14,13 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..models.generation import inference
 from ..nn.blocks import recompute_blocks
-from ..nn.options import check_device
+from ..nn.options import check_device, check_positive
 from .checkpoint import Checkpoint, CheckpointError, Metadata
 from .config import Precision, TrainConfig
 from .data import Batch, Dataset, LaneDataset
 from .distributed import SINGLE_PROCESS, DistributedContext, check_scale_out, local_device, whole
-from .task import RecurrentTask, State
+from .task import RecurrentTask, State, Task
 
 _DTYPES: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -38,13 +40,15 @@ class Step(NamedTuple):
     tokens: int
 
 
-class Validation(NamedTuple):
-    """Result of one validation."""
+class Evaluation(NamedTuple):
+    """Loss and score on held-out data."""
 
-    loss: float
-    """Mean loss, in nats"""
     score: float
     """See `Task.score_name`"""
+    loss: float
+    """Mean loss, in nats"""
+    tokens: int
+    """Number of tokens that were predicted; of all losses together"""
 
 
 class Trainer:
@@ -66,19 +70,15 @@ class Trainer:
 
         Raises:
             TypeError: the task is a `RecurrentTask`, but the data cannot be read in lanes.
-            ValueError: the device cannot be used, the batch is smaller than the number of
-                micro-batches over all processes, the task, its context or its attention cannot be
-                divided over processes, or the text is too short for lanes.
+            ValueError: the device cannot be used, the work cannot be divided over the processes
+                (`check_scale_out`), or the text is too short for lanes.
         """
         device = local_device(config.device)
         check_device(device)
         check_scale_out(config, distributed)
-        config = replace(config, task=config.task.fitted(data))
-        self._lanes = _lanes(config, data)
-        self.config = config
-        self.data = data
-        self.distributed = distributed
-        self.device = torch.device(device)
+        self.config = config = replace(config, task=config.task.fitted(data))
+        self.data, self._lanes = data, _lanes(config, data)
+        self.distributed, self.device = distributed, torch.device(device)
         self.steps_done = 0
         self.states: list[State] = [()] * config.accumulate
         torch.manual_seed(config.seed)
@@ -151,7 +151,7 @@ class Trainer:
         return contextlib.nullcontext()
 
     @torch.no_grad()
-    def validate(self) -> Validation:
+    def validate(self) -> Evaluation:
         """Computes loss and score on held-out data, the same data each time.
 
         Where forward passes are collectives, all ranks must call it; the ranks divide the data.
@@ -181,16 +181,15 @@ class Trainer:
         self._check_finite("held-out loss", loss)
         on_device = (self._to_device(batch) for batch in batches)
         with self._autocast():
-            return Validation(loss, config.task.score(self.model, self.data, on_device, loss))
+            score = config.task.score(self.model, self.data, on_device, loss)
+        return Evaluation(score, loss, counts.total())
 
     def _held_out(self) -> list[Batch]:
         """The batches of a validation, in order."""
         config = self.config
         if self._lanes is not None:
             return list(islice(self._lanes.held_out_segments(config.batch), config.eval_batches))
-        held_out = self.data.held_out(config.batch * config.eval_batches)
-        examples = len(next(iter(held_out.values())))
-        return split(held_out, -(-examples // config.batch))
+        return in_batches(self.data.held_out(config.batch * config.eval_batches), config.batch)
 
     def _loss(
         self, model: nn.Module, batch: Batch, counts: dict[str, int], state: State
@@ -328,6 +327,12 @@ def split(batch: Batch, parts: int) -> list[Batch]:
     return [{name: x[n] for name, x in pieces.items()} for n in range(parts)]
 
 
+def in_batches(examples: Batch, size: int) -> list[Batch]:
+    """Splits examples into batches of at most this size."""
+    count = len(next(iter(examples.values())))
+    return split(examples, -(-count // size))
+
+
 def _lanes(config: TrainConfig, data: Dataset) -> LaneDataset | None:
     """The data of a `RecurrentTask`; None for other tasks."""
     if not isinstance(config.task, RecurrentTask):
@@ -353,3 +358,54 @@ def _adamw(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
 def _without_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors whose names have a prefix, without it."""
     return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+
+
+def evaluate(
+    task: Task, model: nn.Module, data: LaneDataset, *, lanes: int, segments: int | None = None
+) -> Evaluation:
+    """Computes loss and score on the held-out lanes of a text, in order.
+
+    A model with a state starts with an empty one and carries it from segment to segment. Draws no
+    random numbers.
+
+    Args:
+        task: task of the model.
+        model: a model of the task; its training mode is restored.
+        data: the text.
+        lanes: number of lanes, which are read side by side; fewer if the text is too short.
+        segments: number of segments of each lane to read; all unless given.
+
+    Raises:
+        ValueError: `lanes` is not positive.
+    """
+    return _evaluated(task, model, data, islice(data.held_out_segments(lanes), segments))
+
+
+def evaluate_examples(
+    task: Task, model: nn.Module, data: Dataset, *, count: int, batch: int = 32
+) -> Evaluation:
+    """Computes loss and score on up to `count` held-out examples, the same at every call.
+
+    `batch` is the most examples that are read at a time, as by `evaluate`.
+
+    Raises:
+        ValueError: `count` or `batch` is not positive.
+    """
+    check_positive("count", count)
+    check_positive("batch", batch)
+    return _evaluated(task, model, data, in_batches(data.held_out(count), batch))
+
+
+def _evaluated(task: Task, model: nn.Module, data: Dataset, batches: Iterable[Batch]) -> Evaluation:
+    counts, totals = Counter[str](), defaultdict[str, float](float)
+    read: list[Batch] = []
+    state: State = ()
+    with inference(model) as device:
+        for batch in batches:
+            counts.update(task.counts(batch))
+            read.append({name: x.to(device) for name, x in batch.items()})
+            sums, state = task.carry(model, read[-1], state)
+            for name, x in sums.items():
+                totals[name] += x.item()
+        loss = math.fsum(total / max(1, counts[name]) for name, total in totals.items())
+        return Evaluation(task.score(model, data, read, loss), loss, counts.total())

@@ -116,12 +116,11 @@ class TrainingRun:
             return cls(trainer, folder)
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder) as lock:
-            for name in sorted(path.name for path in folder.iterdir()):
-                if name.startswith(("checkpoint", "curve.")):
-                    raise FileExistsError(
-                        f"{folder} already holds a run ({name}): resume it, or choose another "
-                        "folder"
-                    )
+            names = sorted(path.name for path in folder.iterdir())
+            for name in (one for one in names if one.startswith(("checkpoint", "curve."))):
+                raise FileExistsError(
+                    f"{folder} already holds a run ({name}): resume it, or choose another folder"
+                )
             rewrite_curve(folder / CURVE, ())
             return cls(trainer, folder, lock)
 

@@ -15,8 +15,8 @@ struct PhiloxWords {
 };
 
 // Reads from it stay in the branch with dropout: hoisted out of it, values would occupy registers
-// of the main loop. Which offsets are read from it was found by trial; test_resources.py and
-// test_instructions.py bound what the kernels spill.
+// of the main loop. Which offsets are read from it was found by trial; test_compiled.py
+// bounds what the kernels spill.
 TK_DEVICE const Dropout& in_memory(const Dropout& dropout) {
   return *reinterpret_cast<const Dropout*>(opaque(reinterpret_cast<uint64_t>(&dropout)));
 }

@@ -17,14 +17,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import transformer_kernels
-from tests.fuzz.call import Call
-from tests.fuzz.hostile import arguments, masks, operators
-from tests.fuzz.hostile.arguments import VARIANTS, Arguments
-from tests.fuzz.hostile.operators import SCALAR_ARGUMENTS
+from tests.fuzz.calls import Call
+from tests.fuzz.hostile.arguments import FUNCTIONS, OPERATORS, SCALAR_ARGUMENTS, VARIANTS, Arguments
 from tests.fuzz.hostile.values import NEVER_VALID, VALUES
 from transformer_kernels.integrations.torch_sdpa import ArgumentTypeError, ArgumentValueError
 
-FUNCTIONS = {**arguments.FUNCTIONS, **masks.FUNCTIONS, **operators.FUNCTIONS}
 MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "grad": nullcontext,
     "no_grad": torch.no_grad,
@@ -37,16 +34,8 @@ OUT_OF_MEMORY = re.compile("(can't|cannot) allocate memory|out of memory", re.IG
 OF_TORCH = ("tensor: fake", "tensor: batched")
 """Tensors of torch's tracers, which torch itself refuses among plain ones, with its own errors."""
 ALSO_NAMED = (
-    "backend",
-    "mask",
-    "bias",
-    "relative",
-    "slopes",
-    "table",
-    "keys",
-    "cache",
-    "page_size",
-)
+    "backend", "mask", "bias", "relative", "slopes", "table", "keys", "cache", "page_size",
+)  # fmt: skip
 """Names in messages beside those of arguments: parts of a mask, a bias or a cache."""
 ALLOCATING = (
     "Mask.materialize", "Mask.show", "alibi_slopes",
@@ -76,20 +65,19 @@ class Hostile(Call):
     """Key of MODES."""
 
     def check(self) -> None:
+        function = FUNCTIONS[self.function]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of its prototypes
-            function = FUNCTIONS[self.function]
             every, given = function.given(VARIANTS[self.variant], self.backend)
             given[self.argument] = self._value(every)
-        with warnings.catch_warnings(), MODES[self.mode]():
-            warnings.simplefilter("ignore")
-            try:
-                result = function.call(**given)
-                _run_backward(result)
-            except Exception as error:  # noqa: BLE001 - its class is what is checked
-                self._check_error(error, every)
-            else:
-                self._check_result(result, given)
+            with MODES[self.mode]():
+                try:
+                    result = function.call(**given)
+                    _run_backward(result)
+                except Exception as error:  # noqa: BLE001 - its class is what is checked
+                    self._check_error(error, every)
+                else:
+                    self._check_result(result, given)
 
     def _value(self, every: Arguments) -> object:
         kind, _, name = self.value.partition("argument ")
@@ -129,12 +117,11 @@ class Hostile(Call):
         o = result[0] if isinstance(result, tuple) else result
         q = given.get("q", given.get("query", given.get("_attention", {}).get("q")))
         if isinstance(o, Tensor) and q is not None:
-            if self.mode != "autocast":
-                assert o.dtype == q.dtype, f"returned {o.dtype} for {q.dtype}"
-            if "query" not in given:  # its leading dimensions broadcast
-                assert o.shape[:-1] == q.shape[:-1], (
-                    f"returned {tuple(o.shape)} for {tuple(q.shape)}"
-                )
+            has_dtype = o.dtype == q.dtype or self.mode == "autocast"
+            assert has_dtype, f"returned {o.dtype} for {q.dtype}"
+            # Leading dimensions of `query` broadcast.
+            has_shape = o.shape[:-1] == q.shape[:-1] or "query" in given
+            assert has_shape, f"returned {tuple(o.shape)} for {tuple(q.shape)}"
 
 
 def _raised_in(error: BaseException) -> Path:
@@ -144,19 +131,17 @@ def _raised_in(error: BaseException) -> Path:
 
 def _run_backward(result: object) -> None:
     results = result if isinstance(result, tuple) else (result,)
-    outputs = [x for x in results if isinstance(x, Tensor) and x.requires_grad]
-    if outputs:
+    if outputs := [x for x in results if isinstance(x, Tensor) and x.requires_grad]:
         torch.autograd.backward(outputs, [torch.ones_like(x) for x in outputs])
 
 
 def is_operator(function: str) -> bool:
     """True for dispatcher operators. They promise memory safety and torch's classes of errors."""
-    return function in operators.FUNCTIONS
+    return function in OPERATORS
 
 
 @functools.cache
 def arguments_of(function: str) -> tuple[str, ...]:
-    """Returns the names of the arguments that a call can have wrong."""
     every, _ = FUNCTIONS[function].given(VARIANTS[0], "cpu")
     return tuple(name for name in every if not name.startswith("_"))
 

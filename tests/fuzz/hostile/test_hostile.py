@@ -10,15 +10,8 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from tests.fuzz.hostile.arguments import VARIANTS
-from tests.fuzz.hostile.calls import (
-    FUNCTIONS,
-    Hostile,
-    arguments_of,
-    backends_of,
-    hostile_calls,
-    values_of,
-)
+from tests.fuzz.hostile.arguments import FUNCTIONS, VARIANTS
+from tests.fuzz.hostile.calls import Hostile, arguments_of, backends_of, hostile_calls, values_of
 from tests.fuzz.hostile.values import NEVER_VALID, VALUES
 from tests.support.tiers import each
 
@@ -54,12 +47,10 @@ CALLS = (
     Hostile(function="attention_decode, paged", argument="block_table", value="tensor: largest"),
     Hostile(function="Mask.dense", argument="attn_mask", value="tensor: freed", variant=1),
     Hostile(
-        function="operator forward, cache",
-        argument="cache_seqlens",
-        value="argument q",
+        function="operator forward, cache", argument="cache_seqlens", value="argument q",
         backend="cpu",
     ),
-)
+)  # fmt: skip
 
 
 @each("call", CALLS, ids=repr)
@@ -91,53 +82,31 @@ def test_draws_reach_every_function_and_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "report"),
+    ("outcome", "report"),
     [
         (KeyError("q"), "raised KeyError: 'q'"),
         (UnicodeError("q"), "raised UnicodeError: q"),
         (ValueError("q is wrong"), "raised ValueError: q is wrong in "),
         (ValueError(), "without a message"),
-    ],
-    ids=repr,
-)
-def test_wrong_errors_are_reported(error: Exception, report: str, broken: list[object]) -> None:
-    broken.append(error)
-    with pytest.raises(AssertionError) as failure:
-        Hostile(function="attention", argument="q", value="None").check()
-    assert report in str(failure.value)
-
-
-@pytest.mark.parametrize(
-    ("result", "report"),
-    [
         (torch.ones(2, 4, 5, 8, dtype=torch.float64), "returned torch.float64 for torch.float32"),
-        (torch.ones(2, 4, 6, 8), r"returned (2, 4, 6, 8) for (2, 4, 5, 8)"),
+        (torch.ones(2, 4, 6, 8), "returned (2, 4, 6, 8) for (2, 4, 5, 8)"),
+        (None, "raised nothing"),
     ],
-    ids=["dtype", "shape"],
+    ids=["KeyError", "UnicodeError", "file", "message", "dtype", "shape", "accepted"],
 )
-def test_wrong_results_are_reported(result: Tensor, report: str, broken: list[object]) -> None:
-    broken.append(result)
-    with pytest.raises(AssertionError) as failure:
-        Hostile(function="attention", argument="scale", value="0.5").check()
-    assert report in str(failure.value)
-
-
-def test_accepting_what_is_never_valid_is_reported(broken: list[object]) -> None:
-    broken.append(None)
-    with pytest.raises(AssertionError, match="raised nothing"):
-        Hostile(function="attention", argument="scale", value="nan").check()
-
-
-@pytest.fixture
-def broken(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Replaces `attention`. The test appends what the replacement raises or returns."""
-    outcome: list[object] = []
+def test_wrong_errors_and_results_are_reported(
+    outcome: object, report: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a replaced `attention`, which raises or returns the outcome."""
 
     def attention(**arguments: object) -> object:
-        if isinstance(outcome[0], Exception):
-            raise outcome[0]
-        return outcome[0]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     replaced = dataclasses.replace(FUNCTIONS["attention"], call=attention)
     monkeypatch.setitem(FUNCTIONS, "attention", replaced)
-    return outcome
+    value = "nan" if outcome is None else "0.5"
+    with pytest.raises(AssertionError) as failure:
+        Hostile(function="attention", argument="scale", value=value).check()
+    assert report in str(failure.value)

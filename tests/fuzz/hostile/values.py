@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.nn import Parameter
 
-from tests.support.storage import freed, freed_view, misaligned
+from tests.support.runtime import freed, freed_view, misaligned
 from transformer_kernels import Mask, alibi, relative_bias, relative_keys
 
 Make = Callable[[Tensor], object]
@@ -59,7 +61,6 @@ def strided_like(x: Tensor, *strides: int) -> Tensor:
 
 
 def transposed(x: Tensor) -> Tensor:
-    """x's values in the reverse memory order."""
     reverse = list(range(x.dim()))[::-1]
     return x.permute(reverse).contiguous().permute(reverse)
 
@@ -79,28 +80,15 @@ def with_size(dim: int, change: Callable[[int], int]) -> Make:
     return lambda x: resized(x, dim, change(x.shape[dim] if dim < x.dim() else 1))
 
 
-def with_dtype(dtype: torch.dtype) -> Make:
-    return lambda x: x.to(dtype)
-
-
 def constant(value: object) -> Make:
     return lambda x: value
 
 
-def largest(x: Tensor) -> Tensor:
+def extreme(x: Tensor, end: Literal["min", "max"]) -> Tensor:
     if x.dtype == torch.bool:
-        return torch.ones_like(x)
-    return torch.full_like(x, info(x).max)
-
-
-def smallest(x: Tensor) -> Tensor:
-    if x.dtype == torch.bool:
-        return torch.zeros_like(x)
-    return torch.full_like(x, info(x).min)
-
-
-def info(x: Tensor) -> torch.finfo | torch.iinfo:
-    return torch.finfo(x.dtype) if x.is_floating_point() else torch.iinfo(x.dtype)
+        return torch.full_like(x, end == "max")
+    info = torch.finfo if x.is_floating_point() else torch.iinfo
+    return torch.full_like(x, getattr(info(x.dtype), end))
 
 
 def bool_bytes(x: Tensor, byte: int) -> Tensor:
@@ -194,8 +182,8 @@ MEMORY: dict[str, Make] = {
 
 CONTENTS: dict[str, Make] = {
     "zeros": torch.zeros_like,
-    "largest": largest,
-    "smallest": smallest,
+    "largest": lambda x: extreme(x, "max"),
+    "smallest": lambda x: extreme(x, "min"),
     "-1": lambda x: torch.zeros_like(x) - 1 if x.dtype != torch.bool else ~x,
     "flipped": lambda x: x.flip(tuple(range(x.dim()))),
     "incremented": lambda x: x + 1 if x.dtype != torch.bool else ~x,
@@ -209,7 +197,7 @@ TENSORS: dict[str, Make] = {
     **SHAPES,
     **MEMORY,
     **CONTENTS,
-    **{str(dtype): with_dtype(dtype) for dtype in DTYPES},
+    **{str(dtype): partial(Tensor.to, dtype=dtype) for dtype in DTYPES},
     **NOT_STRIDED,
     "freed": freed,
     "freed view": freed_view,

@@ -13,13 +13,16 @@ from typing import Any, Literal
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.functional import pad
 
-from tests.fuzz.call import Call
+from tests.fuzz.calls import Call
 from tests.support.backends import dtypes_of
-from tests.support.poison import poisoned_memory
-from tests.support.threads import threads as torch_threads
+from tests.support.runtime import poisoned_memory
+from tests.support.runtime import threads as torch_threads
 from transformer_kernels import _C, Mask, attention
 
+Results = dict[str, Tensor]
+Change = Callable[[Tensor], Tensor]
 Kind = Literal["none", "causal", "window", "dense", "padding"]
 Others = Literal["large", "nan", "inf", "masked"]
 KINDS: tuple[Kind, ...] = ("none", "causal", "window", "dense", "padding")
@@ -77,7 +80,7 @@ class Example:
     key_lengths: Tensor
     """of `padding` masks: (B,)"""
 
-    def mapped(self, names: str, change: Callable[[Tensor], Tensor]) -> Example:
+    def mapped(self, names: str, change: Change) -> Example:
         """Returns the example with `change` applied to the tensors named in `names`."""
         return replace(self, **{name: change(getattr(self, name)) for name in names.split()})
 
@@ -106,14 +109,51 @@ class Bits(Call):
         """Asserts that o, lse and the gradients have the same bits after the change."""
         x = self.example()
         with poisoned_memory(), torch_threads(self.threads):
-            expected = self.run(x)
-            got = _CHANGED[self.change](self, x, expected)
-        for name, (value, other) in got.items():
+            expected, got = self._compared(x, self.run(x))
+        for name, value in expected.items():
+            other = got[name]
             message = f"{name} differs at {int((value != other).sum())} of {value.numel()} places"
             assert torch.equal(value.nan_to_num(nan=1e30), other.nan_to_num(nan=1e30)), message
 
+    def _compared(self, x: Example, expected: Results) -> tuple[Results, Results]:
+        """What must be equal, of the results of the call and of the changed one."""
+        match self.change:
+            case "threads":
+                with torch_threads(1):
+                    return self._unsplit(expected), self.run(x)
+            case "alone":
+                got = self.run(x.mapped("q k v do visible key_lengths", _first))
+                return self._unsplit(_cut(expected, _first)), got
+            case "head":
+                got = self.run(
+                    x.mapped("q do", lambda t: t[:, : self.group]).mapped("k v", lambda t: t[:, :1])
+                )
+                one = _cut(expected, lambda t: t[:, : self.group], lambda t: t[:, :1])
+                return self._unsplit(one), got
+            case "others":
+                change = _OTHERS[self.others]
+                names = "visible key_lengths" if self.others == "masked" else "q k"
+                got = self.run(x.mapped(names, lambda t: torch.cat([t[:1], change(t[1:])])))
+                return _cut(expected, _first), _cut(got, _first)
+            case "layout":
+                return expected, self.run(x.mapped("q k v do", _moved))
+            case "options":
+                return {"o": expected["o"]}, {
+                    "o": self._attention(x.q, x.k, x.v, mask=self.mask_of(x))
+                }
+            case "hidden":
+                y = x.mapped("k v", _longer).mapped("visible", lambda t: pad(t, (0, 67)))
+                mask = Mask.padding(torch.full((self.B,), self.N)) & (self.mask_of(y) or Mask())
+                got = _cut(self.run(y, mask), lambda t: t, lambda t: t[:, :, : self.N])
+                return replace(self, N=self.N + 67)._unsplit(expected), got
+            case "dense":
+                mask = self.mask_of(x) or Mask()
+                visible = mask.materialize(self.B, x.q.shape[1], self.M, self.N)
+                return expected, self.run(x, Mask.dense(visible))
+        assert self.change == "repeat"
+        return expected, self.run(x)
+
     def example(self) -> Example:
-        """The inputs of the call, the same for the same fields."""
         g = torch.Generator().manual_seed(self.seed)
         H_q, dtype = self.H_kv * self.group, getattr(torch, self.dtype)
 
@@ -128,21 +168,16 @@ class Bits(Call):
         )  # fmt: skip
 
     def mask_of(self, x: Example) -> Mask | None:
-        """The mask of the call."""
-        match self.mask:
-            case "none":
-                return None
-            case "causal":
-                return Mask.causal()
-            case "window":
-                return Mask.window(self.N // 3, 1)
-            case "dense":
-                return Mask.dense(x.visible)
-            case "padding":
-                return Mask.padding(x.key_lengths)
+        masks: dict[Kind, Callable[[], Mask | None]] = {
+            "none": lambda: None,
+            "causal": Mask.causal,
+            "window": lambda: Mask.window(self.N // 3, 1),
+            "dense": lambda: Mask.dense(x.visible),
+            "padding": lambda: Mask.padding(x.key_lengths),
+        }
+        return masks[self.mask]()
 
-    def run(self, x: Example, mask: Mask | None = None) -> dict[str, Tensor]:
-        """Returns o, lse and the gradients, by name."""
+    def run(self, x: Example, mask: Mask | None = None) -> Results:
         inputs = [t.detach().requires_grad_() for t in (x.q, x.k, x.v)]
         mask = self.mask_of(x) if mask is None else mask
         o, lse = self._attention(*inputs, mask=mask, return_lse=True)
@@ -152,113 +187,40 @@ class Bits(Call):
     def _attention(self, *inputs: Tensor, **options: Any) -> Any:
         return attention(*inputs, softcap=self.softcap, backend=self.backend, **options)
 
-    def splits_keys(self) -> bool:
-        """True if dq may depend on the number of threads and of heads: the CPU's backward pass then
-        splits the keys."""
-        return self.backend == "cpu" and self.threads > 1 and self.N > 64
+    def _unsplit(self, results: Results) -> Results:
+        """The results without dq if it may depend on the number of threads and of heads: the CPU's
+        backward pass then splits the keys."""
+        splits_keys = self.backend == "cpu" and self.threads > 1 and self.N > 64
+        return {name: x for name, x in results.items() if not (splits_keys and name == "dq")}
 
 
-_OTHERS: dict[str, Callable[[Tensor], Tensor]] = {
+_OTHERS: dict[str, Change] = {
     "large": lambda t: t * 100,
     "nan": lambda t: torch.full_like(t, math.nan),
     "inf": lambda t: torch.full_like(t, math.inf),
     "masked": torch.zeros_like,
 }
-Pairs = dict[str, tuple[Tensor, Tensor]]
 
 
-def _paired(
-    call: Bits,
-    expected: dict[str, Tensor],
-    got: dict[str, Tensor],
-    cut: Callable[[Tensor], Tensor] = lambda x: x,
-    cut_keys: Callable[[Tensor], Tensor] | None = None,
-    *,
-    splits_differ: bool = False,
-) -> Pairs:
-    """Pairs of the tensors that must be equal; `cut_keys` is the part of dk and dv, if another."""
-    pairs = {}
-    for name, value in got.items():
-        part = cut_keys if cut_keys and name in ("dk", "dv") else cut
-        if name != "dq" or not splits_differ or not call.splits_keys():
-            pairs[name] = (part(expected[name]), value)
-    return pairs
+def _cut(results: Results, cut: Change, cut_keys: Change | None = None) -> Results:
+    """Parts of all results; `cut_keys` cuts dk and dv, if another."""
+    keys = cut_keys or cut
+    return {n: (keys if n in ("dk", "dv") else cut)(x) for n, x in results.items()}
 
 
-def _repeat(call: Bits, x: Example, expected: dict[str, Tensor]) -> Pairs:
-    return _paired(call, expected, call.run(x))
+def _first(x: Tensor) -> Tensor:
+    return x[:1]
 
 
-def _threads(call: Bits, x: Example, expected: dict[str, Tensor]) -> Pairs:
-    with torch_threads(1):
-        return _paired(call, expected, call.run(x), splits_differ=True)
+def _moved(x: Tensor) -> Tensor:
+    """A copy that is neither aligned nor contiguous, in the order (B, length, H, width)."""
+    B, H, length, width = x.shape
+    memory = torch.full((B, length, H, 2 * width + 1), math.nan, dtype=x.dtype)
+    return memory[..., 1::2].transpose(1, 2).copy_(x)
 
 
-def _alone(call: Bits, x: Example, expected: dict[str, Tensor]) -> Pairs:
-    got = call.run(x.mapped("q k v do visible key_lengths", lambda t: t[:1]))
-    return _paired(call, expected, got, lambda t: t[:1], splits_differ=True)
-
-
-def _head(call: Bits, x: Example, expected: dict[str, Tensor]) -> Pairs:
-    one = x.mapped("q do", lambda t: t[:, : call.group]).mapped("k v", lambda t: t[:, :1])
-    return _paired(
-        call, expected, call.run(one),
-        lambda t: t[:, : call.group], lambda t: t[:, :1], splits_differ=True,
-    )  # fmt: skip
-
-
-def _others(call: Bits, x: Example, expected: dict[str, Tensor]) -> Pairs:
-    def changed(t: Tensor) -> Tensor:
-        return torch.cat([t[:1], _OTHERS[call.others](t[1:])])
-
-    names = "visible key_lengths" if call.others == "masked" else "q k"
-    got = call.run(x.mapped(names, changed))
-    return _paired(
-        call, {n: t[:1] for n, t in expected.items()}, {n: t[:1] for n, t in got.items()}
-    )
-
-
-def _layout(call: Bits, x: Example, expected: dict[str, Tensor]) -> Pairs:
-    def moved(t: Tensor) -> Tensor:
-        """Neither aligned nor contiguous, in the order (B, length, H, width)."""
-        B, H, length, width = t.shape
-        memory = torch.full((B, length, H, 2 * width + 1), math.nan, dtype=t.dtype)
-        return memory[..., 1::2].transpose(1, 2).copy_(t)
-
-    return _paired(call, expected, call.run(x.mapped("q k v do", moved)))
-
-
-def _options(call: Bits, x: Example, expected: dict[str, Tensor]) -> Pairs:
-    return {"o": (expected["o"], call._attention(x.q, x.k, x.v, mask=call.mask_of(x)))}
-
-
-def _hidden(call: Bits, x: Example, expected: dict[str, Tensor]) -> Pairs:
-    def longer(t: Tensor) -> Tensor:
-        return torch.cat([t, torch.full_like(t[:, :, :1], math.nan).expand(-1, -1, 67, -1)], dim=2)
-
-    y = x.mapped("k v", longer).mapped("visible", lambda t: torch.nn.functional.pad(t, (0, 67)))
-    mask = Mask.padding(torch.full((call.B,), call.N)) & (call.mask_of(y) or Mask())
-    got = call.run(y, mask)
-    got |= {name: got[name][:, :, : call.N] for name in ("dk", "dv")}
-    return _paired(replace(call, N=call.N + 67), expected, got, splits_differ=True)
-
-
-def _dense(call: Bits, x: Example, expected: dict[str, Tensor]) -> Pairs:
-    visible = (call.mask_of(x) or Mask()).materialize(call.B, x.q.shape[1], call.M, call.N)
-    return _paired(call, expected, call.run(x, Mask.dense(visible)))
-
-
-_CHANGED: dict[str, Callable[[Bits, Example, dict[str, Tensor]], Pairs]] = {
-    "repeat": _repeat,
-    "threads": _threads,
-    "alone": _alone,
-    "head": _head,
-    "others": _others,
-    "layout": _layout,
-    "options": _options,
-    "hidden": _hidden,
-    "dense": _dense,
-}
+def _longer(x: Tensor) -> Tensor:
+    return torch.cat([x, torch.full_like(x[:, :, :1], math.nan).expand(-1, -1, 67, -1)], dim=2)
 
 
 def bits_calls(backends: Sequence[str]) -> st.SearchStrategy[Bits]:

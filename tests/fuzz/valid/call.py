@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tests.fuzz.call import Call
+from tests.fuzz.calls import Call
 from tests.support import emulator
 from tests.support.attention import Inputs, with_gradients
 from tests.support.case import AnyCase, Outputs
 from tests.support.cases import Case
 from tests.support.masks import Dense, Window, each_of
-from tests.support.poison import poisoned_memory
+from tests.support.runtime import poisoned_memory
 from transformer_kernels import _C
 from transformer_kernels.integrations.torch_sdpa import scaled_dot_product_attention
 from transformer_kernels.integrations.torch_switch import enabled

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 
 from tests.fuzz.valid.call import SdpaCase, Valid
 from tests.support.attention import Hidden, Index, Kind, Relative
+from tests.support.backends import ISAS
 from tests.support.case import AnyCase, Layout
 from tests.support.cases import Case
 from tests.support.decode_cases import DecodeCase
-from tests.support.isas import ISAS
 from tests.support.linear import LinearCase
 from tests.support.masks import (
     CAUSAL,
@@ -31,6 +31,7 @@ from tests.support.varlen_cases import VarlenCase
 from transformer_kernels.masks.constraints import Align
 
 Draw = st.DrawFn
+T = TypeVar("T")
 
 _NEAR_TILES = (
     *(0, 1, 2, 3, 5, 24, 25, 100, 193),
@@ -79,52 +80,49 @@ DrawCase = Callable[[Draw, str, str], AnyCase]
 @st.composite
 def valid_calls(draw: Draw, backend: str, *kinds: DrawCase) -> Valid:
     """Calls of some kinds of cases: `dense`, `varlen`, `decode`, `sdpa`, `linear`."""
-    dtype = draw(st.sampled_from(LIMITS[backend].dtypes))
-    state: dict[str, Any] = {
-        "poisoned": draw(st.booleans()),
-        "threads": draw(st.sampled_from([1, 2, 3])),
-    }
+    dtype = pick(draw, *LIMITS[backend].dtypes)
+    state: dict[str, Any] = {"poisoned": draw(st.booleans()), "threads": pick(draw, 1, 2, 3)}
     if backend == "cpu":
         state["isa"] = draw(st.sampled_from(ISAS[::-1]))
     if backend == "cuda":
-        state["chip"] = draw(st.sampled_from([80, 90]))
+        state["chip"] = pick(draw, 80, 90)
         state["schedule"] = draw(st.integers(0, 99))
-    case = draw(st.sampled_from(kinds))(draw, backend, dtype)
+    case = pick(draw, *kinds)(draw, backend, dtype)
     return Valid(case=case, dtype=dtype, backend=backend, **state)
 
 
+def pick(draw: Draw, *values: T) -> T:
+    return draw(st.sampled_from(values))
+
+
 def rarely(draw: Draw, one_in: int = 8) -> bool:
-    """True in one of so many calls."""
     return draw(st.integers(0, one_in - 1)) == one_in - 1
 
 
 def sizes(draw: Draw, backend: str) -> dict[str, Any]:
-    """Fields of the cases of all operators."""
     limits = LIMITS[backend]
     D, H_kv = draw(limits.widths()), draw(st.integers(1, limits.heads))
     return {
         "seed": draw(st.integers(0, 999)),
         "H_kv": H_kv,
-        "H_q": H_kv * draw(st.sampled_from([1, 1, 2, 3])),
+        "H_q": H_kv * pick(draw, 1, 1, 2, 3),
         "D": D,
         "D_v": D if draw(st.booleans()) else draw(limits.widths()),
-        "layout": draw(st.sampled_from(_LAYOUTS)),
+        "layout": pick(draw, *_LAYOUTS),
     }
 
 
 def _scores(draw: Draw, dtype: str) -> dict[str, Any]:
-    """Fields of `AttentionCase`."""
     return {
-        "scale": draw(st.sampled_from(_SCALES)) if rarely(draw) else None,
-        "softcap": draw(st.sampled_from([5.0, 0.5, 1e35])) if rarely(draw) else None,
+        "scale": pick(draw, *_SCALES) if rarely(draw) else None,
+        "softcap": pick(draw, 5.0, 0.5, 1e35) if rarely(draw) else None,
         "sinks": rarely(draw),
-        "deviation": draw(st.sampled_from(_DEVIATIONS[dtype])) if rarely(draw) else 1.0,
+        "deviation": pick(draw, *_DEVIATIONS[dtype]) if rarely(draw) else 1.0,
         "bias_is_float32": dtype != "float64" and draw(st.booleans()),
     }
 
 
 def _differentiable(draw: Draw, fields: dict[str, Any]) -> dict[str, Any]:
-    """The results that are wanted."""
     relative = fields.get("relative")
     names = ["q", "k", "v"]
     names += ["bias"] * bool(fields.get("bias")) + ["sinks"] * fields["sinks"]
@@ -133,29 +131,29 @@ def _differentiable(draw: Draw, fields: dict[str, Any]) -> dict[str, Any]:
     names += ["slopes"] * fields.get("alibi_learns", False)
     return_lse = draw(st.booleans())
     return {
-        "requires_grad": draw(st.sampled_from([(), tuple(names), ("q",), ("k", "v")])),
+        "requires_grad": pick(draw, (), tuple(names), ("q",), ("k", "v")),
         "return_lse": return_lse,
         "dlse": return_lse,
     }
 
 
 def _alibi(draw: Draw, aligns: tuple[Align, ...]) -> dict[str, Any]:
-    slopes = draw(st.sampled_from(["", "alibi_by_entry", "alibi_learns"]))
-    return {"alibi": draw(st.sampled_from(aligns))} | ({slopes: True} if slopes else {})
+    slopes = pick(draw, "", "alibi_by_entry", "alibi_learns")
+    return {"alibi": pick(draw, *aligns)} | ({slopes: True} if slopes else {})
 
 
 def _dropout(draw: Draw) -> float:
-    return draw(st.sampled_from([0.3, 0.9, 1.0])) if rarely(draw, 4) else 0.0
+    return pick(draw, 0.3, 0.9, 1.0) if rarely(draw, 4) else 0.0
 
 
 def dense(draw: Draw, backend: str, dtype: str) -> Case:
     limits, fields = LIMITS[backend], sizes(draw, backend) | _scores(draw, dtype)
     M, N = draw(limits.lengths()), draw(limits.lengths())
     fields["mask"] = _constraints(draw, max(M, N))
-    fields["hidden"] = draw(st.sampled_from(_HIDDEN))
-    bias = draw(st.sampled_from([None, None, "tensor", "alibi"]))
+    fields["hidden"] = pick(draw, *_HIDDEN)
+    bias = pick(draw, None, None, "tensor", "alibi")
     if bias == "tensor":
-        fields["bias"] = draw(st.sampled_from(_BIASES))
+        fields["bias"] = pick(draw, *_BIASES)
         fields["bias_hides"] = rarely(draw)
     if bias == "alibi":
         fields |= _alibi(draw, _ALIGNS)
@@ -187,11 +185,11 @@ def varlen(draw: Draw, backend: str, dtype: str) -> VarlenCase:
         fields["relative"] = _relative(draw, max(M), (align,))
     fields["dropout_p"] = _dropout(draw)
     fields |= _differentiable(draw, fields)
-    padding = draw(st.sampled_from([0, 3]))
+    padding = pick(draw, 0, 3)
     return VarlenCase(
         lengths=tuple(zip(M, N, strict=True)),
         trailing=(padding, padding),
-        index=draw(st.sampled_from(_INDICES)),
+        index=pick(draw, *_INDICES),
         max_seqlens=(max(M), max(N)) if draw(st.booleans()) else None,
         **fields,
     )
@@ -204,19 +202,17 @@ def decode(draw: Draw, backend: str, dtype: str) -> DecodeCase:
     longer = st.integers(0, 1500) if backend == "cpu" else limits.lengths()
     length = st.one_of(limits.lengths(), longer)
     if draw(st.booleans()):
-        fields["page_size"] = draw(st.sampled_from([16, 1, 20, 64]))
+        fields["page_size"] = pick(draw, 16, 1, 20, 64)
     window = replace(_window(draw, limits.length), align="bottom_right")
-    fields["mask"] = draw(st.sampled_from([None, window, window, ()]))
+    fields["mask"] = pick(draw, None, window, window, ())
     if rarely(draw):
         kinds: tuple[Kind, ...] = ("table",) if backend == "cuda" else ("table", "keys", "both")
         fields["relative"] = _relative(draw, 40, ("bottom_right",), kinds)
     cache_seqlens = draw(st.lists(length, min_size=1, max_size=4).map(tuple))
-    index = draw(st.sampled_from(_INDICES))
+    index = pick(draw, *_INDICES)
     if rarely(draw):
-        bounds = st.lists(
-            st.integers(-3, max(cache_seqlens) + 3),
-            min_size=len(cache_seqlens), max_size=len(cache_seqlens),
-        ).map(tuple)  # fmt: skip
+        bound, B = st.integers(-3, max(cache_seqlens) + 3), len(cache_seqlens)
+        bounds = st.lists(bound, min_size=B, max_size=B).map(tuple)
         keys = KeyRange(start=draw(bounds), end=draw(bounds), dtype=index)
         others = {None: (CAUSAL_END,), (): ()}.get(fields["mask"], (fields["mask"],))
         fields["mask"] = (*others, keys)
@@ -225,8 +221,8 @@ def decode(draw: Draw, backend: str, dtype: str) -> DecodeCase:
         fields["alibi_by_entry"] = draw(st.booleans())
     return DecodeCase(
         cache_seqlens=cache_seqlens,
-        N=max(cache_seqlens) + draw(st.sampled_from([0, 1, 40])),
-        M=draw(st.sampled_from([1, 2, 5, 25])),
+        N=max(cache_seqlens) + pick(draw, 0, 1, 40),
+        M=pick(draw, 1, 2, 5, 25),
         index=index,
         return_lse=draw(st.booleans()),
         **fields,
@@ -234,24 +230,22 @@ def decode(draw: Draw, backend: str, dtype: str) -> DecodeCase:
 
 
 def sdpa(draw: Draw, backend: str, dtype: str) -> SdpaCase:
-    limits = LIMITS[backend]
-    fields = sizes(draw, backend) | _scores(draw, dtype)
+    limits, fields = LIMITS[backend], sizes(draw, backend) | _scores(draw, dtype)
     fields |= {"softcap": None, "sinks": False, "bias_is_float32": False}
     mask: tuple[Constraint, ...] = (CAUSAL,) if draw(st.booleans()) else ()
-    kind = draw(st.sampled_from([None, "mask", "bias"]))
+    kind = pick(draw, None, "mask", "bias")
     if kind == "mask":
         mask = (_dense_mask(draw), *mask)
     if kind == "bias":
-        fields["bias"] = draw(st.sampled_from(_BIASES))
+        fields["bias"] = pick(draw, *_BIASES)
         fields["bias_hides"] = rarely(draw)
-    wanted = _differentiable(draw, fields)["requires_grad"]
+    fields["requires_grad"] = _differentiable(draw, fields)["requires_grad"]
     return SdpaCase(
         B=draw(st.integers(1, 3)),
         M=draw(limits.lengths(1)),
         N=draw(limits.lengths(1)),
         mask=mask,
-        hidden=draw(st.sampled_from(_HIDDEN)),
-        requires_grad=wanted,
+        hidden=pick(draw, *_HIDDEN),
         replaced=draw(st.booleans()),
         **fields,
     )
@@ -259,11 +253,11 @@ def sdpa(draw: Draw, backend: str, dtype: str) -> SdpaCase:
 
 def linear(draw: Draw, backend: str, dtype: str) -> LinearCase:
     limits, fields = LIMITS[backend], sizes(draw, backend)
-    layout = draw(st.sampled_from(["dense", "packed", "steps"]))
+    layout = pick(draw, "dense", "packed", "steps")
     several = st.lists(limits.lengths(), min_size=1, max_size=4).map(tuple)
     N = draw(limits.lengths())
     if layout == "packed":
-        fields |= {"packed": draw(several), "trailing": draw(st.sampled_from([0, 3]))}
+        fields |= {"packed": draw(several), "trailing": pick(draw, 0, 3)}
     if layout == "steps":
         steps = st.sampled_from([1, 1, 2, 7, 33])
         fields["steps"] = draw(st.lists(steps, min_size=1, max_size=6).map(tuple))
@@ -273,13 +267,13 @@ def linear(draw: Draw, backend: str, dtype: str) -> LinearCase:
         fields["causal"] = False
         fields["M"] = draw(limits.lengths(1)) if layout == "dense" else 0
     else:
-        fields["decay"] = draw(st.sampled_from(["", "head", "token", "reset"]))
-    fields["feature_map"] = draw(st.sampled_from(["elu", "relu", "identity"]))
+        fields["decay"] = pick(draw, "", "head", "token", "reset")
+    fields["feature_map"] = pick(draw, "elu", "relu", "identity")
     return LinearCase(
         B=draw(st.integers(1, 3)),
         N=N,
         normalize=fields["feature_map"] != "identity" and draw(st.booleans()),
-        eps=draw(st.sampled_from([1e-6, 0.5])),
+        eps=pick(draw, 1e-6, 0.5),
         state=draw(st.booleans()),
         **fields,
     )
@@ -293,11 +287,11 @@ def _relative(
 ) -> Relative:
     """A relative bias or keys of up to `longest` positions."""
     return Relative(
-        entries=draw(st.sampled_from([1, 2, 9, max(longest, 1), 2 * longest + 1])),
-        lowest=draw(st.sampled_from([0, -1, 3, -longest, longest + 5, -2 * longest - 9])),
-        align=draw(st.sampled_from(aligns)),
+        entries=pick(draw, 1, 2, 9, max(longest, 1), 2 * longest + 1),
+        lowest=pick(draw, 0, -1, 3, -longest, longest + 5, -2 * longest - 9),
+        align=pick(draw, *aligns),
         shared=draw(st.booleans()),
-        kind=draw(st.sampled_from(kinds)),
+        kind=pick(draw, *kinds),
     )
 
 
@@ -309,17 +303,12 @@ def _constraints(draw: Draw, length: int) -> tuple[Constraint, ...]:
 
 def _window(draw: Draw, length: int) -> Window:
     side = _side(length)
-    return Window(draw(side), draw(side), draw(st.sampled_from(_ALIGNS)))
+    return Window(draw(side), draw(side), pick(draw, *_ALIGNS))
 
 
 def _side(length: int) -> st.SearchStrategy[int | None]:
-    return st.one_of(
-        st.just(0),
-        st.none(),
-        st.integers(0, 20),
-        st.integers(-20, -1),
-        st.integers(-length, length),
-    )
+    near = (st.integers(0, 20), st.integers(-20, -1))
+    return st.one_of(st.just(0), st.none(), *near, st.integers(-length, length))
 
 
 def _key_range(draw: Draw, length: int) -> KeyRange:
@@ -330,11 +319,11 @@ def _key_range(draw: Draw, length: int) -> KeyRange:
 
 def _segments(draw: Draw, length: int) -> Segments:
     return Segments(
-        length=draw(st.sampled_from([None, None, 31, 2])),
+        length=pick(draw, None, None, 31, 2),
         count=draw(st.integers(1, 4)),
         ordered=draw(st.booleans()),
         equal=draw(st.booleans()),
-        without=draw(st.sampled_from([(0, 0), (5, 7)])),
+        without=pick(draw, (0, 0), (5, 7)),
         seed=_seed(draw),
     )
 
@@ -350,9 +339,9 @@ def _positions(draw: Draw, length: int) -> Positions:
 
 def _dense_mask(draw: Draw, length: int = 0) -> Dense:
     return Dense(
-        dims=draw(st.sampled_from(["mn", "bhmn", "b1mn", "hmn", "111n", "b11n", "11m1"])),
-        share=draw(st.sampled_from([50, 90, 10])),
-        byte=draw(st.sampled_from([1, 2, 255])),
+        dims=pick(draw, "mn", "bhmn", "b1mn", "hmn", "111n", "b11n", "11m1"),
+        share=pick(draw, 50, 90, 10),
+        byte=pick(draw, 1, 2, 255),
         transposed=draw(st.booleans()),
         seed=_seed(draw),
     )
@@ -360,9 +349,9 @@ def _dense_mask(draw: Draw, length: int = 0) -> Dense:
 
 def _blocks(draw: Draw, length: int) -> Blocks:
     return Blocks(
-        size=draw(st.sampled_from([16, 3, 64, 200])),
+        size=pick(draw, 16, 3, 64, 200),
         by_head=draw(st.booleans()),
-        share=draw(st.sampled_from([50, 90, 10])),
+        share=pick(draw, 50, 90, 10),
         seed=_seed(draw),
     )
 

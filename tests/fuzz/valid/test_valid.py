@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.call import Call
-from tests.fuzz.calls import parse
+from tests.fuzz.calls import Call, parse
 from tests.fuzz.valid.call import SdpaCase, Valid
 from tests.fuzz.valid.draw import decode, dense, linear, sdpa, valid_calls, varlen
 from tests.support.attention import Relative

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tests.support.plain import plain_attention
+from tests.support.oracle import plain_attention
 from transformer_kernels.bench.tolerance import assert_within_rule
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -63,6 +65,44 @@ def attend(
     return o.transpose(1, 2), lse
 
 
+def starts(lengths: Iterable[int]) -> Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+
+
+def by_sequence(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths_q: Sequence[int],
+    lengths_k: Sequence[int],
+    **options: Any,
+) -> Tensor:
+    """Returns o of packed sequences. Slopes may be (batch, heads)."""
+    slopes = options.pop("alibi_slopes", None)
+    parts = []
+    for b, one in enumerate(
+        zip(
+            q.split(list(lengths_q)),
+            k.split(list(lengths_k)),
+            v.split(list(lengths_k)),
+            strict=True,
+        )
+    ):
+        own = slopes if slopes is None or slopes.dim() == 1 else slopes[b]
+        parts.append(attend(*(x[None] for x in one), alibi_slopes=own, **options)[0][0])
+    return torch.cat(parts)
+
+
+def in_pages(x: Tensor, lengths: Sequence[int], page_size: int, table: Tensor) -> Tensor:
+    """Returns (blocks, page_size, heads, headdim), with NaN in rows that are not in use."""
+    pages = x.new_full((int(table.max()) + 2, page_size, *x.shape[1:]), torch.nan)
+    for b, (start, end) in enumerate(pairwise([0, *accumulate(lengths)])):
+        for n, row in enumerate(range(start, end, page_size)):
+            part = x[row : min(end, row + page_size)]
+            pages[table[b, n], : len(part)] = part
+    return pages
+
+
 def with_gradients(
     call: Callable[..., Tensor], tensors: tuple[Tensor, ...], do: Tensor
 ) -> dict[str, Tensor]:
@@ -73,12 +113,23 @@ def with_gradients(
     return {"o": o.detach()} | {f"d{n}": x for n, x in enumerate(gradients)}
 
 
+def _with_sinks(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Makes `s_aux` the last argument."""
+    return lambda *tensors: call(*tensors[:-1], s_aux=tensors[-1])
+
+
 def assert_agrees(
     call: Callable[..., Tensor],
     expected: Callable[..., Tensor],
     tensors: tuple[Tensor, ...],
+    **options: Any,
 ) -> None:
-    """Asserts the tolerance rule for o and the gradients of `call`, against float64."""
+    """Asserts the tolerance rule for o and the gradients of `call`, against float64. Both functions
+    get the options; the sinks `s_aux` are differentiated too."""
+    call, expected = partial(call, **options), partial(expected, **options)
+    if (sinks := options.get("s_aux")) is not None:
+        call, expected = _with_sinks(call), _with_sinks(expected)
+        tensors = (*tensors, sinks)
     do = torch.randn_like(expected(*tensors))
     got, plain = with_gradients(call, tensors, do), with_gradients(expected, tensors, do)
     exact = with_gradients(expected, tuple(x.double() for x in tensors), do.double())

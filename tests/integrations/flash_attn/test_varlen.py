@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
-from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.integrations.flash_attn.plain import OPTIONS, PACKED_OPTIONS, assert_agrees, attend
+from tests.integrations.flash_attn.plain import (
+    OPTIONS,
+    PACKED_OPTIONS,
+    assert_agrees,
+    by_sequence,
+    in_pages,
+    starts,
+)
 from tests.support.tiers import each
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.integrations.flash_attn import (
@@ -22,26 +27,11 @@ from transformer_kernels.integrations.flash_attn import (
 LENGTHS_Q, LENGTHS_K = (3, 70, 17), (5, 35, 40)
 
 
-def starts(lengths: tuple[int, ...]) -> Tensor:
-    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+OFFSETS = starts(LENGTHS_Q), starts(LENGTHS_K), max(LENGTHS_Q), max(LENGTHS_K)
 
 
-def by_sequence(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lengths_q: tuple[int, ...] = LENGTHS_Q,
-    lengths_k: tuple[int, ...] = LENGTHS_K,
-    **options: Any,
-) -> Tensor:
-    slopes = options.pop("alibi_slopes", None)
-    parts = []
-    ends = (pairwise([0, *accumulate(lengths)]) for lengths in (lengths_q, lengths_k))
-    for b, ((i0, i1), (j0, j1)) in enumerate(zip(*ends, strict=True)):
-        own = slopes if slopes is None or slopes.dim() == 1 else slopes[b]
-        one = q[None, i0:i1], k[None, j0:j1], v[None, j0:j1]
-        parts.append(attend(*one, alibi_slopes=own, **options)[0][0])
-    return torch.cat(parts)
+def separate(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    return by_sequence(q, k, v, LENGTHS_Q, LENGTHS_K, **options)
 
 
 def packed(
@@ -55,11 +45,10 @@ def packed(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_against_float64(options: dict[str, Any], dtype: torch.dtype) -> None:
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        cu_seqlens = starts(LENGTHS_Q), starts(LENGTHS_K)
-        return flash_attn_varlen_func(q, k, v, *cu_seqlens, 70, 40, **options)
+    def call(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        return flash_attn_varlen_func(q, k, v, *OFFSETS, **options)
 
-    assert_agrees(call, partial(by_sequence, **options), packed(dtype, LENGTHS_Q, LENGTHS_K))
+    assert_agrees(call, separate, packed(dtype, LENGTHS_Q, LENGTHS_K), **options)
 
 
 @each("options", PACKED_OPTIONS.values(), ids=PACKED_OPTIONS)
@@ -72,24 +61,14 @@ def test_packed_forms(options: dict[str, Any]) -> None:
     assert torch.equal(flash_attn_varlen_kvpacked_func(q, kv, *both, **options), o)
     assert torch.equal(flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, 40, **options), o)
 
-    def call(qkv: Tensor) -> Tensor:
+    def call(qkv: Tensor, **options: Any) -> Tensor:
         return flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, 40, **options)
 
-    def expected(qkv: Tensor) -> Tensor:
+    def expected(qkv: Tensor, **options: Any) -> Tensor:
         q, k, v = qkv.unbind(1)
         return by_sequence(q, k, v, LENGTHS_K, LENGTHS_K, **options)
 
-    assert_agrees(call, expected, (qkv,))
-
-
-def in_pages(x: Tensor, lengths: tuple[int, ...], page_size: int, table: Tensor) -> Tensor:
-    """Returns (blocks, page_size, heads, headdim), with NaN in rows that are not in use."""
-    pages = x.new_full((int(table.max()) + 2, page_size, *x.shape[1:]), torch.nan)
-    for b, (start, end) in enumerate(pairwise([0, *accumulate(lengths)])):
-        for n, row in enumerate(range(start, end, page_size)):
-            part = x[row : min(end, row + page_size)]
-            pages[table[b, n], : len(part)] = part
-    return pages
+    assert_agrees(call, expected, (qkv,), **options)
 
 
 @pytest.mark.parametrize("page_size", [16, 7, 64])
@@ -101,21 +80,13 @@ def test_pages(options: dict[str, Any], lengths_q: tuple[int, ...], page_size: i
     columns = -(-max(LENGTHS_K) // page_size)
     table = torch.randperm(3 * columns).view(3, columns).int()
     k_pages, v_pages = (in_pages(x, LENGTHS_K, page_size, table) for x in (k, v))
-    o = flash_attn_varlen_func(
-        q, k_pages, v_pages, starts(lengths_q), starts(LENGTHS_K), max(lengths_q), 40,
-        block_table=table, **options,
-    )  # fmt: skip
-    assert_same_function(o, by_sequence(q, k, v, lengths_q, **options))
+    offsets = starts(lengths_q), starts(LENGTHS_K), max(lengths_q), 40
     leaf = q.clone().requires_grad_()  # pages are copied
-    o = flash_attn_varlen_func(
-        leaf, k_pages, v_pages, starts(lengths_q), starts(LENGTHS_K), max(lengths_q), 40,
-        block_table=table, **options,
-    )  # fmt: skip
-    assert_same_function(o, by_sequence(q, k, v, lengths_q, **options))
-    (dq,) = torch.autograd.grad(o.sum(), leaf)
-    other = q.clone().requires_grad_()
-    expected = by_sequence(other, k, v, lengths_q, **options)
-    assert_same_function(dq, torch.autograd.grad(expected.sum(), other)[0])
+    expected = by_sequence(leaf, k, v, lengths_q, LENGTHS_K, **options)
+    for one in (q, leaf):
+        o = flash_attn_varlen_func(one, k_pages, v_pages, *offsets, block_table=table, **options)
+        assert_same_function(o, expected)
+    assert_same_function(*(torch.autograd.grad(x.sum(), leaf) for x in (o, expected)))
 
 
 def test_pages_with_dropout() -> None:
@@ -161,29 +132,33 @@ def test_compiled_training() -> None:
     compiled = torch.compile(flash_attn_varlen_func, backend="aot_eager", fullgraph=True)
     options = OPTIONS["alibi-by-entry"] | {"causal": True}
 
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        o: Tensor = compiled(q, k, v, starts(LENGTHS_Q), starts(LENGTHS_K), 70, 40, **options)
+    def call(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        o: Tensor = compiled(q, k, v, *OFFSETS, **options)
         return o
 
-    tensors = packed(torch.float32, LENGTHS_Q, LENGTHS_K)
-    assert_agrees(call, partial(by_sequence, **options), tensors)
+    assert_agrees(call, separate, packed(torch.float32, LENGTHS_Q, LENGTHS_K), **options)
 
 
 def test_invalid_arguments() -> None:
     q, k, v = packed(torch.float32, LENGTHS_Q, LENGTHS_K)
-    cu_seqlens, longest = (starts(LENGTHS_Q), starts(LENGTHS_K)), (70, 40)
-    with pytest.raises(ValueError, match="return_attn_probs must be False"):
-        flash_attn_varlen_func(q, k, v, *cu_seqlens, *longest, return_attn_probs=True)
-    with pytest.raises(ValueError, match=r"q must be \(total_q, heads, headdim\), got shape"):
-        flash_attn_varlen_func(q[None], k, v, *cu_seqlens, *longest)
-    with pytest.raises(ValueError, match="max_seqlen_k must be at least 40"):
-        flash_attn_varlen_func(q, k, v, *cu_seqlens, 70, 39)
-    with pytest.raises(TypeError, match="max_seqlen_q must be an int"):
-        flash_attn_varlen_func(q, k, v, *cu_seqlens, torch.tensor(70.0), 40)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"kv must be \(total, 2, heads_k, headdim\)"):
-        flash_attn_varlen_kvpacked_func(q, k, *cu_seqlens, *longest)
-    with pytest.raises(ValueError, match=r"qkv must be \(total, 3, heads, headdim\)"):
-        flash_attn_varlen_qkvpacked_func(q, cu_seqlens[0], 70)
+    cu_seqlens, longest = OFFSETS[:2], OFFSETS[2:]
+    flash: Any = flash_attn_varlen_func
+    for error, message, call in (
+        (ValueError, "return_attn_probs must be False",
+         lambda: flash(q, k, v, *OFFSETS, return_attn_probs=True)),
+        (ValueError, r"q must be \(total_q, heads, headdim\), got shape",
+         lambda: flash(q[None], k, v, *OFFSETS)),
+        (ValueError, "max_seqlen_k must be at least 40",
+         lambda: flash(q, k, v, *cu_seqlens, 70, 39)),
+        (TypeError, "max_seqlen_q must be an int",
+         lambda: flash(q, k, v, *cu_seqlens, torch.tensor(70.0), 40)),
+        (ValueError, r"kv must be \(total, 2, heads_k, headdim\)",
+         lambda: flash_attn_varlen_kvpacked_func(q, k, *cu_seqlens, *longest)),
+        (ValueError, r"qkv must be \(total, 3, heads, headdim\)",
+         lambda: flash_attn_varlen_qkvpacked_func(q, cu_seqlens[0], 70)),
+    ):  # fmt: skip
+        with pytest.raises(error, match=message):
+            call()
 
 
 @pytest.mark.parametrize("lengths_q", [(4, 4, 4), LENGTHS_Q], ids=["in-place", "copied"])
@@ -196,13 +171,32 @@ def test_invalid_arguments_with_pages(lengths_q: tuple[int, ...]) -> None:
         "max_seqlen_q": max(lengths_q), "max_seqlen_k": 40, "block_table": table,
     }  # fmt: skip
     flash_attn_varlen_func(**valid)
-    with pytest.raises(ValueError, match=r"k must be \(blocks, page_size, heads_k, headdim\)"):
-        flash_attn_varlen_func(**valid | {"k": k})
-    with pytest.raises(TypeError, match="cu_seqlens_k must be a tensor, got NoneType"):
-        flash_attn_varlen_func(**valid | {"cu_seqlens_k": None})
-    with pytest.raises(ValueError, match="cu_seqlens_k must not decrease, got 35, then 9"):
-        flash_attn_varlen_func(**valid | {"cu_seqlens_k": torch.tensor([0, 35, 9, 40])})
-    with pytest.raises(ValueError, match="max_seqlen_k must be at least 40"):
-        flash_attn_varlen_func(**valid | {"max_seqlen_k": 39})
-    with pytest.raises(ValueError, match=r"block_table must be \(B, pages\) with B = 3"):
-        flash_attn_varlen_func(**valid | {"block_table": table[:2]})
+    wrong: tuple[tuple[type[Exception], str, dict[str, Any]], ...] = (
+        (ValueError, r"k must be \(blocks, page_size, heads_k, headdim\)", {"k": k}),
+        (TypeError, "cu_seqlens_k must be a tensor, got NoneType", {"cu_seqlens_k": None}),
+        (ValueError, "cu_seqlens_k must not decrease, got 35, then 9",
+         {"cu_seqlens_k": torch.tensor([0, 35, 9, 40])}),
+        (ValueError, "max_seqlen_k must be at least 40", {"max_seqlen_k": 39}),
+        (ValueError, r"block_table must be \(B, pages\) with B = 3", {"block_table": table[:2]}),
+    )  # fmt: skip
+    for error, message, options in wrong:
+        with pytest.raises(error, match=message):
+            flash_attn_varlen_func(**valid | options)
+
+
+@pytest.mark.parametrize("lengths_q", [(4, 4, 4), LENGTHS_Q], ids=["even", "uneven"])
+def test_gradient_of_sinks_with_pages(lengths_q: tuple[int, ...]) -> None:
+    """Pages that could be read in place are copied if the sinks alone require a gradient."""
+    q, k, v = packed(torch.float32, lengths_q, LENGTHS_K)
+    table = torch.randperm(9).view(3, 3).int()
+    k_pages, v_pages = (in_pages(x, LENGTHS_K, 16, table) for x in (k, v))
+    offsets = starts(lengths_q), starts(LENGTHS_K), max(lengths_q), max(LENGTHS_K)
+
+    def call(s_aux: Tensor) -> Tensor:
+        return flash_attn_varlen_func(q, k_pages, v_pages, *offsets, block_table=table, s_aux=s_aux)
+
+    def expected(s_aux: Tensor) -> Tensor:
+        q_, k_, v_ = (x.to(s_aux.dtype) for x in (q, k, v))
+        return by_sequence(q_, k_, v_, lengths_q, LENGTHS_K, s_aux=s_aux)
+
+    assert_agrees(call, expected, (OPTIONS["sinks"]["s_aux"],))

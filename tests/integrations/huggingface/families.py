@@ -1,7 +1,7 @@
 """The text families of transformers: each agrees with "eager", or is refused.
 
 `python -m tests.integrations.huggingface.families --write` runs all of them, and records the
-outcomes in docs/drop-in.md. test_families.py compares with that record.
+outcomes in docs/drop-in.md. test_models.py compares with that record.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ from torch.nn import functional
 from tests.integrations.huggingface.tiny_configs import small_config
 from tests.integrations.huggingface.tiny_models import (
     LENGTH,
+    Run,
     error_of,
     errors_of_gradients,
     gradients_of,
     padding,
     tokens,
+    with_large_weights,
 )
 from transformer_kernels.functional.attention import attention
 from transformer_kernels.integrations.huggingface import NAME, register
@@ -112,10 +114,6 @@ def tiny_config(family: str) -> Any:
     return text if isinstance(text, wanted) else config
 
 
-Run = tuple[Tensor, dict[str, Tensor]]
-"""Outputs at tokens, and the gradient of each parameter."""
-
-
 def built(family: str, attn_implementation: str, weights: Any = None) -> Any:
     """Builds the model in evaluation mode, with these weights or with large random ones."""
     register()
@@ -123,12 +121,9 @@ def built(family: str, attn_implementation: str, weights: Any = None) -> Any:
     model = model_class(family)._from_config(
         tiny_config(family), attn_implementation=attn_implementation, dtype=torch.float32
     )
-    if weights is not None:
-        model.load_state_dict(weights)
-        return model.eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.3)
+    if weights is None:
+        return with_large_weights(model)
+    model.load_state_dict(weights)
     return model.eval()
 
 
@@ -175,15 +170,9 @@ def _generated(model: Any, other: bool = False) -> Tensor:
     start = {"decoder_start_token_id": 1} if model.config.is_encoder_decoder else {}
     visible = padding("left", 9)
     found: Tensor = model.generate(
-        _text(9, visible, other),
-        attention_mask=visible,
-        max_new_tokens=6,
-        min_new_tokens=6,
-        do_sample=False,
-        num_beams=1,
-        pad_token_id=0,
-        **start,
-    )
+        _text(9, visible, other), attention_mask=visible, max_new_tokens=6, min_new_tokens=6,
+        do_sample=False, num_beams=1, pad_token_id=0, **start,
+    )  # fmt: skip
     return found[:, -6:]
 
 

@@ -15,44 +15,34 @@ from transformer_kernels.integrations.huggingface import structure
 from transformer_kernels.integrations.huggingface.attention import attention_forward
 from transformer_kernels.integrations.huggingface.lazy_mask import LazyMask, additive
 from transformer_kernels.integrations.huggingface.mask import create_mask
-from transformer_kernels.masks.constraints import (
-    Constraint,
-    Dense,
-    KeyRange,
-    Positions,
-    Segments,
-    Window,
-)
+from transformer_kernels.masks.constraints import Dense, KeyRange, Positions, Segments, Window
 
 pytestmark = pytest.mark.exhaustive  # `make test` does not install transformers
 
 DOCUMENTS = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2], [0] * 11, list(range(11))])
 
 
-def positions_of(documents: Tensor) -> Tensor:
-    same = documents[:, :, None] == documents[:, None, :]
-    return same.tril().sum(-1) - 1
-
-
 def mask_functions() -> dict[str, Callable[..., Any]]:
     """Functions of `transformers.masking_utils` by the names of the tests."""
     library = masking_utils()
+    causal = library.causal_mask_function
     chunks = library.chunked_causal_mask_function(3, torch.tensor([0, 1, 2]))
-    packed = (positions_of(DOCUMENTS), DOCUMENTS)
+
+    def packed(function: Callable[..., Any]) -> Any:
+        same = DOCUMENTS[:, :, None] == DOCUMENTS[:, None, :]
+        positions = same.tril().sum(-1) - 1
+        return library.packed_sequence_compatibility_function(function, positions, DOCUMENTS)
+
     return {
-        "causal": library.causal_mask_function,
+        "causal": causal,
         "bidirectional": library.bidirectional_mask_function,
         "sliding": library.sliding_window_causal_mask_function(4),
         "sliding_both_ways": library.sliding_window_bidirectional_mask_function(3),
         "chunked": chunks,
-        "packed": library.packed_sequence_compatibility_function(
-            library.causal_mask_function, *packed
-        ),
-        "packed_sliding": library.packed_sequence_compatibility_function(
-            library.sliding_window_causal_mask_function(3), *packed
-        ),
-        "packed_chunked": library.packed_sequence_compatibility_function(chunks, *packed),
-        "either": library.or_masks(library.causal_mask_function, lambda b, h, q, k: k == 7),
+        "packed": packed(causal),
+        "packed_sliding": packed(library.sliding_window_causal_mask_function(3)),
+        "packed_chunked": packed(chunks),
+        "either": library.or_masks(causal, lambda b, h, q, k: k == 7),
         "custom": lambda b, h, q, k: (q + k) % 3 != 0,
     }
 
@@ -70,9 +60,9 @@ def bool_padding(kind: str) -> Tensor | None:
 
 
 NAMES = (
-    "causal", "bidirectional", "sliding", "sliding_both_ways", "chunked", "packed",
-    "packed_sliding", "packed_chunked", "either", "custom",
-)  # fmt: skip
+    *("causal", "bidirectional", "sliding", "sliding_both_ways", "chunked", "packed"),
+    *("packed_sliding", "packed_chunked", "either", "custom"),
+)
 DENSE = ("packed_chunked", "either", "custom")
 """Functions without a structure that a `Mask` has."""
 SIZES = ((11, 11, 0, 0), (5, 11, 6, 0), (5, 9, 6, 2), (4, 14, 3, 0), (1, 11, 10, 0), (1, 7, 10, 4))
@@ -82,12 +72,8 @@ more keys than tokens, and single queries."""
 
 def call(function: Callable[..., Any], M: int, N: int, **more: Any) -> tuple[Tensor, Tensor]:
     """Returns our mask and that of "eager"."""
-    arguments: dict[str, Any] = {
-        "batch_size": 3,
-        "q_length": M,
-        "kv_length": N,
-        "mask_function": function,
-    } | more
+    arguments: dict[str, Any] = {"batch_size": 3, "q_length": M, "kv_length": N}
+    arguments |= {"mask_function": function} | more
     expected: Tensor = masking_utils().eager_mask(**arguments)
     return create_mask(**arguments), expected
 
@@ -95,9 +81,9 @@ def call(function: Callable[..., Any], M: int, N: int, **more: Any) -> tuple[Ten
 @pytest.mark.parametrize("kind_of_padding", PADDINGS)
 @pytest.mark.parametrize("offset_as", [int, torch.tensor])
 @pytest.mark.parametrize(
-    ("name", "M", "N", "q_offset", "kv_offset"),
+    ("name", "sizes"),
     [
-        (name, *sizes)
+        (name, sizes)
         for name in NAMES
         for sizes in SIZES
         # transformers finds packed documents in whole sequences only
@@ -105,22 +91,12 @@ def call(function: Callable[..., Any], M: int, N: int, **more: Any) -> tuple[Ten
     ],
 )
 def test_values_are_those_of_eager(
-    name: str,
-    offset_as: Callable[[int], Any],
-    M: int,
-    N: int,
-    q_offset: int,
-    kv_offset: int,
-    kind_of_padding: str,
+    name: str, offset_as: Callable[[int], Any], sizes: tuple[int, ...], kind_of_padding: str
 ) -> None:
-    ours, expected = call(
-        mask_functions()[name],
-        M,
-        N,
-        q_offset=offset_as(q_offset),
-        kv_offset=kv_offset,
-        attention_mask=bool_padding(kind_of_padding),
-    )
+    M, N, q_offset, kv_offset = sizes
+    more = {"q_offset": offset_as(q_offset), "kv_offset": kv_offset}
+    visible = bool_padding(kind_of_padding)
+    ours, expected = call(mask_functions()[name], M, N, attention_mask=visible, **more)
     assert isinstance(ours, LazyMask)
     is_dense = any(isinstance(one, Dense) for one in ours.mask.constraints)
     assert is_dense == (name in DENSE)
@@ -145,7 +121,7 @@ def test_values_are_those_of_eager(
         ("causal", {"q_offset": torch.tensor(10), "q_length": 1}, {KeyRange}),
     ],
 )
-def test_structure_is_kept(name: str, more: dict[str, Any], kinds: set[type[Constraint]]) -> None:
+def test_structure_is_kept(name: str, more: dict[str, Any], kinds: set[type[Any]]) -> None:
     arguments = {"q_length": 11, "kv_length": 11} | more
     arguments["attention_mask"] = bool_padding(more.get("attention_mask", "none"))
     ours = create_mask(3, mask_function=mask_functions()[name], **arguments)

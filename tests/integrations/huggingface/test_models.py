@@ -1,48 +1,51 @@
-"""Models of transformers: logits, gradients, generation and training agree with "eager"."""
+"""Models of transformers agree with "eager": outputs, gradients, generation, compiled code."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.testing import CompileCounterWithBackend
 
+from tests.integrations.huggingface.families import compare, families, recorded
 from tests.integrations.huggingface.tiny_models import (
-    PADDINGS,
-    TINY,
+    LENGTH,
     assert_close,
-    assert_same_gradients,
+    assert_same_run,
     build,
+    generated,
     inputs,
+    named_paddings,
     names,
     padding,
     run,
     tokens,
     transformers,
 )
+from transformer_kernels import Mask
 from transformer_kernels.integrations.huggingface import NAME
+from transformer_kernels.integrations.huggingface.lazy_mask import LazyMask
 
 pytestmark = pytest.mark.exhaustive  # `make test` does not install transformers
 
 
-@pytest.mark.parametrize(
-    ("name", "kind_of_padding"),
-    [
-        (name, kind_of_padding)
-        for name, tiny in TINY.items()
-        for kind_of_padding in (PADDINGS if tiny.kind != "image" else ("none",))
-    ],
-)
+@pytest.fixture(autouse=True)
+def _nothing_compiled_before() -> None:
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize(("name", "kind_of_padding"), named_paddings())
 def test_outputs_and_gradients(name: str, kind_of_padding: str) -> None:
     model = build(name)
     assert model.config._attn_implementation == NAME
-    output, gradients = run(model, name, kind_of_padding)
+    found = run(model, name, kind_of_padding)
     model.set_attn_implementation("eager")
-    expected, wanted = run(model, name, kind_of_padding)
-    assert_close(output, expected)
-    assert_same_gradients(gradients, wanted)
+    assert_same_run(found, run(model, name, kind_of_padding))
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -50,21 +53,12 @@ def test_outputs_and_gradients(name: str, kind_of_padding: str) -> None:
 def test_generation(name: str, cache: str) -> None:
     """Past the sliding windows and chunks of the models; the prompts are padded on the left."""
     model = build(name)
-    given: dict[str, Any] = {"input_ids": tokens(9), "attention_mask": padding("left", 9)}
-    if name == "whisper":
-        given = {"input_features": inputs(name, "none")[0]["input_features"]}
-    model.generation_config.eos_token_id = None
-    cache_implementation = None if cache == "dynamic" else cache
-
-    def generated() -> Tensor:
-        found: Tensor = model.generate(
-            **given, max_new_tokens=10, do_sample=False, cache_implementation=cache_implementation
-        )
-        return found
-
-    ours = generated()
+    sounds = {"input_features": inputs(name, "none")[0].get("input_features")}
+    prompts = sounds if name == "whisper" else None
+    more = {} if cache == "dynamic" else {"cache_implementation": cache}
+    ours = generated(model, prompts, **more)
     model.set_attn_implementation("eager")
-    assert torch.equal(ours, generated())
+    assert torch.equal(ours, generated(model, prompts, **more))
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -148,16 +142,10 @@ def test_trainer(tmp_path: Path) -> None:
 
     def losses(attn_implementation: str) -> list[float]:
         arguments = library.TrainingArguments(
-            output_dir=tmp_path / attn_implementation,
-            per_device_train_batch_size=4,
-            num_train_epochs=2,
-            learning_rate=1e-2,
-            logging_steps=1,
-            report_to=[],
-            save_strategy="no",
-            use_cpu=True,
-            disable_tqdm=True,
-        )
+            output_dir=tmp_path / attn_implementation, per_device_train_batch_size=4,
+            num_train_epochs=2, learning_rate=1e-2, logging_steps=1, report_to=[],
+            save_strategy="no", use_cpu=True, disable_tqdm=True,
+        )  # fmt: skip
         model = build("gemma2", attn_implementation)
         trainer = library.Trainer(
             model=model, args=arguments, train_dataset=texts, data_collator=collate
@@ -169,3 +157,105 @@ def test_trainer(tmp_path: Path) -> None:
     assert len(ours) == 12
     assert max(ours) > 1.1 * min(ours)
     assert ours == pytest.approx(eager, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind_of_padding", "compiler"),
+    [
+        *(
+            (name, kind, "aot_eager")
+            for name in ("gpt2", "gemma2", "gpt_oss", "bert", "t5", "vit")
+            for kind in ("none", "left")
+        ),
+        ("gemma2", "right", "inductor"),
+    ],
+)
+def test_compiled_models(name: str, kind_of_padding: str, compiler: str) -> None:
+    """Without graph breaks."""
+    model = build(name)
+    expected = run(model, name, kind_of_padding)
+    model.forward = torch.compile(model.forward, fullgraph=True, backend=compiler)
+    assert_same_run(run(model, name, kind_of_padding), expected)
+
+
+@pytest.mark.parametrize("kind_of_padding", ["none", "left"])
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_causal_and_full_masks_have_no_values(name: str, kind_of_padding: str) -> None:
+    """The compiled code computes no M x N tensor, unless there is padding."""
+    sizes = set[tuple[int, ...]]()
+
+    def read(graph: torch.fx.GraphModule, _: Any) -> Any:
+        values = [node.meta.get("val") for node in graph.graph.nodes]
+        sizes.update(tuple(x.shape[-2:]) for x in values if isinstance(x, Tensor))
+        return graph
+
+    model = build(name)
+    model.forward = torch.compile(model.forward, backend=aot_autograd(fw_compiler=read))
+    with torch.no_grad():
+        model(**inputs(name, kind_of_padding)[0])
+    assert ((LENGTH, LENGTH) in sizes) == (kind_of_padding != "none")
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "modernbert"])
+def test_layers_that_are_compiled_alone(name: str) -> None:
+    """The mask is made before: an input of the compiled functions."""
+    model = build(name)
+    expected, _ = run(model, name, "left")
+    for layer in model.get_submodule("model").layers:
+        layer.compile(fullgraph=True, backend="aot_eager")
+    assert_close(run(model, name, "left")[0], expected)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_decoding_with_a_static_cache_compiles_once(name: str) -> None:
+    """Once for the prompt and once for every step."""
+    model = build(name)
+    arguments: dict[str, Any] = {
+        "input_ids": tokens(9), "attention_mask": padding("left", 9), "max_new_tokens": 12,
+        "do_sample": False, "eos_token_id": None,
+    }  # fmt: skip
+    expected = model.generate(**arguments)
+    counter = CompileCounterWithBackend("aot_eager")
+    model.forward = torch.compile(model.forward, fullgraph=True, backend=counter)
+    found = model.generate(**arguments, cache_implementation="static", disable_compile=True)
+    assert torch.equal(found, expected)
+    assert counter.frame_count == 2
+
+
+def test_a_lazy_mask_as_an_input() -> None:
+    """The values of its tensors are not part of the compiled code; other operations work."""
+
+    def sliced(x: Tensor, mask: Tensor) -> Tensor:
+        return x + mask[:, 0, -1, :, None]
+
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled: Callable[[Tensor, Tensor], Tensor] = torch.compile(sliced, backend=counter)
+    x = torch.ones(2, 7, 1)
+    for lengths in ([7, 2], [1, 4]):
+        mask = Mask.padding(torch.tensor(lengths))
+        lazy = LazyMask(mask, (2, 5, 7), torch.device("cpu"))
+        assert torch.equal(compiled(x, lazy), sliced(x, lazy.clone()))
+
+
+def test_export() -> None:
+    """The exported graph has the operators, and no values of the example's padding."""
+    model = build("llama")
+    arguments, visible = inputs("llama", "right")
+    assert visible is not None
+    exported = torch.export.export(model, (), arguments | {"use_cache": False}, strict=False)
+    other, visible = inputs("llama", "left")
+    assert visible is not None
+    found = exported.module()(**other | {"use_cache": False}).logits[visible.bool()]
+    assert_close(found, model(**other).logits[visible.bool()])
+
+
+@pytest.mark.parametrize(("family", "label"), recorded().items())
+def test_outcome(family: str, label: str) -> None:
+    transformers()
+    outcome = compare(family)
+    assert outcome.label == label, outcome.detail
+
+
+def test_every_family_is_recorded() -> None:
+    transformers()
+    assert sorted(recorded()) == families()

@@ -1,19 +1,25 @@
-"""Models that do not call `AttentionInterface` refuse our name; others keep what "eager" hides."""
+"""`register`. Models that do not call `AttentionInterface` refuse our name; the masks of others."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from tests.integrations.huggingface.tiny_models import assert_close, tokens, transformers
+from tests.integrations.huggingface.tiny_models import (
+    assert_close,
+    tokens,
+    transformers,
+    with_large_weights,
+)
 from transformer_kernels.integrations.huggingface import NAME, register
 
-pytestmark = pytest.mark.exhaustive  # `make test` does not install transformers
-
+NEEDS_TRANSFORMERS = pytest.mark.exhaustive  # `make test` does not install it
 SIZES = {"vocab_size": 61, "hidden_size": 32, "n_layer": 2, "n_head": 4}
 BLOOM = r"^Bloom\w* computes attention in its own code \(transformers.models.bloom.*use \"eager\""
 
@@ -24,6 +30,7 @@ def bloom(attn_implementation: str = "eager") -> Any:
     return transformers().BloomForCausalLM(config)
 
 
+@NEEDS_TRANSFORMERS
 def test_pretrained_models(tmp_path: Path) -> None:
     bloom().save_pretrained(tmp_path)
     for model in (transformers().AutoModel, transformers().AutoModelForCausalLM):
@@ -31,6 +38,7 @@ def test_pretrained_models(tmp_path: Path) -> None:
             model.from_pretrained(tmp_path, attn_implementation=NAME)
 
 
+@NEEDS_TRANSFORMERS
 def test_models_made_from_a_config() -> None:
     """Before classes are chosen by the name, which was a KeyError."""
     library = transformers()
@@ -44,6 +52,7 @@ def test_models_made_from_a_config() -> None:
         library.FalconModel(config)
 
 
+@NEEDS_TRANSFORMERS
 def test_set_attn_implementation() -> None:
     """Nothing is changed, in a part of a model either."""
     model = bloom()
@@ -53,6 +62,7 @@ def test_set_attn_implementation() -> None:
     model.set_attn_implementation("eager")
 
 
+@NEEDS_TRANSFORMERS
 def test_parts_of_a_model() -> None:
     """A dict chooses the parts that take our kernels."""
     library = transformers()
@@ -71,6 +81,7 @@ def test_parts_of_a_model() -> None:
 
 
 @pytest.mark.parametrize("module", ["notebook", "tests.integrations.huggingface.test_refused"])
+@NEEDS_TRANSFORMERS
 def test_classes_of_users(module: str) -> None:
     """Their bases decide, in a notebook and in a file with attention of another kind."""
     library = transformers()
@@ -87,6 +98,7 @@ class PoolingAttention(nn.Module):
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
+@NEEDS_TRANSFORMERS
 def test_last_queries_of_shared_layers(use_cache: bool) -> None:
     """Gemma 4 slices the mask in layers that share keys."""
     kinds = ["sliding_attention", "full_attention"] * 2
@@ -101,6 +113,7 @@ def test_last_queries_of_shared_layers(use_cache: bool) -> None:
     assert_close(ours.logits, eager.logits)
 
 
+@NEEDS_TRANSFORMERS
 def test_causal_modules_that_say_otherwise() -> None:
     """The modules of Informer's decoder have is_causal=False, and a causal mask."""
     config = transformers().InformerConfig(
@@ -120,6 +133,7 @@ def test_causal_modules_that_say_otherwise() -> None:
     assert_close(ours.last_hidden_state, eager.last_hidden_state)
 
 
+@NEEDS_TRANSFORMERS
 def test_cross_attention_without_a_mask() -> None:
     """Every image token is visible. The module has no attribute `is_causal`."""
     from transformers.models.mllama.modeling_mllama import MllamaTextCrossAttention
@@ -142,9 +156,28 @@ def outputs(model: str, config: Any, **arguments: Any) -> tuple[Any, Any]:
     found = []
     for name in (NAME, "eager"):
         torch.manual_seed(0)
-        made = getattr(transformers(), model)._from_config(config, attn_implementation=name).eval()
+        made = getattr(transformers(), model)._from_config(config, attn_implementation=name)
         with torch.no_grad():
-            for parameter in made.parameters():
-                parameter.normal_(std=0.3)
-            found.append(made(**arguments))
+            found.append(with_large_weights(made)(**arguments))
     return found[0], found[1]
+
+
+@NEEDS_TRANSFORMERS
+def test_without_register_the_name_is_unknown() -> None:
+    library = transformers()
+    register()
+    config = library.LlamaConfig(num_hidden_layers=1, hidden_size=32, num_attention_heads=4)
+    with pytest.raises(ValueError, match="is not supported"):
+        library.LlamaModel._from_config(config, attn_implementation="transformer_kernel")
+
+
+def test_a_missing_or_old_library_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformer_kernels.common.optional_deps.find_spec", lambda _: None)
+    with pytest.raises(ImportError, match=r"pip install transformer_kernels\[huggingface\]"):
+        register()
+    monkeypatch.undo()
+    monkeypatch.setattr("transformer_kernels.common.optional_deps.find_spec", lambda _: object())
+    for version in ("4.57.1", "5.3.0"):
+        monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(__version__=version))
+        with pytest.raises(ImportError, match=rf"needs transformers 5.4 or later, got {version}"):
+            register()

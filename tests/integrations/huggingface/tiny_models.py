@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,42 +23,17 @@ END = 60
 
 Inputs = dict[str, Any]
 
-_TEXT = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+_SIZES = {"hidden_size": 32, "intermediate_size": 48}
+_SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 4}
+_TOKENS = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_TEXT = _SIZES | _TOKENS | {"max_position_embeddings": 64}
 _GROUPED = _TEXT | {"num_key_value_heads": 2, "head_dim": 8}
 _SLIDING = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
 _EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
-_SEQ2SEQ = {
-    "vocab_size": VOCABULARY,
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 1,
-}
-_IMAGE = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_size": 20,
-    "patch_size": 4,
-}
+_SEQ2SEQ = _TOKENS | {"decoder_start_token_id": 1, "d_model": 32}
+for _part in ("encoder", "decoder"):
+    _SEQ2SEQ |= {f"{_part}_layers": 2, f"{_part}_attention_heads": 4, f"{_part}_ffn_dim": 48}
+_IMAGE = _SIZES | {"image_size": 20, "patch_size": 4}
 
 
 @dataclass(frozen=True)
@@ -69,46 +45,46 @@ class Tiny:
     """
 
     model: str
-    config: str
     sizes: dict[str, Any]
     kind: Literal["decoder", "encoder", "seq2seq", "image", "pair"]
     output: str = "logits"
+    config: str = ""
+    """Name of the class; default: that of the model with "Config" after the family."""
+
+    @property
+    def config_class(self) -> str:
+        return self.config or f"{re.split('For|LMHead|Model', self.model)[0]}Config"
 
 
 TINY = {
     "gpt2": Tiny(
         "GPT2LMHeadModel",
-        "GPT2Config",
         {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
         | {"bos_token_id": 1, "eos_token_id": 2},
         "decoder",
     ),
-    "llama": Tiny("LlamaForCausalLM", "LlamaConfig", _GROUPED, "decoder"),
-    "mistral": Tiny(
-        "MistralForCausalLM", "MistralConfig", _GROUPED | {"sliding_window": 5}, "decoder"
-    ),
+    "llama": Tiny("LlamaForCausalLM", _GROUPED, "decoder"),
+    "mistral": Tiny("MistralForCausalLM", _GROUPED | {"sliding_window": 5}, "decoder"),
     "gemma2": Tiny(
         "Gemma2ForCausalLM",
-        "Gemma2Config",
         _GROUPED | _SLIDING | {"attn_logit_softcapping": 3.0, "query_pre_attn_scalar": 8},
         "decoder",
     ),
-    "gemma3": Tiny("Gemma3ForCausalLM", "Gemma3TextConfig", _GROUPED | _SLIDING, "decoder"),
-    "qwen3": Tiny("Qwen3ForCausalLM", "Qwen3Config", _GROUPED, "decoder"),
-    "gpt_oss": Tiny("GptOssForCausalLM", "GptOssConfig", _GROUPED | _SLIDING | _EXPERTS, "decoder"),
+    "gemma3": Tiny("Gemma3ForCausalLM", _GROUPED | _SLIDING, "decoder", config="Gemma3TextConfig"),
+    "qwen3": Tiny("Qwen3ForCausalLM", _GROUPED, "decoder"),
+    "gpt_oss": Tiny("GptOssForCausalLM", _GROUPED | _SLIDING | _EXPERTS, "decoder"),
     "llama4": Tiny(
         "Llama4ForCausalLM",
-        "Llama4TextConfig",
         _GROUPED
         | _EXPERTS
         | {"attention_chunk_size": 5, "intermediate_size_mlp": 48}
         | {"layer_types": ["chunked_attention", "full_attention"]},
         "decoder",
+        config="Llama4TextConfig",
     ),
-    "bert": Tiny("BertForMaskedLM", "BertConfig", _TEXT, "encoder"),
+    "bert": Tiny("BertForMaskedLM", _TEXT, "encoder"),
     "modernbert": Tiny(
         "ModernBertForMaskedLM",
-        "ModernBertConfig",
         _TEXT
         | {"local_attention": 6, "cls_token_id": 1, "sep_token_id": 2}
         | {"layer_types": ["sliding_attention", "full_attention"]},
@@ -116,29 +92,25 @@ TINY = {
     ),
     "t5": Tiny(
         "T5ForConditionalGeneration",
-        "T5Config",
         {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2}
         | {"num_heads": 4, "dropout_rate": 0.0, "decoder_start_token_id": 0},
         "seq2seq",
     ),
     "bart": Tiny(
         "BartForConditionalGeneration",
-        "BartConfig",
         _SEQ2SEQ | {"max_position_embeddings": 64, "dropout": 0.0},
         "seq2seq",
     ),
     "whisper": Tiny(
         "WhisperForConditionalGeneration",
-        "WhisperConfig",
         _SEQ2SEQ
         | {"num_mel_bins": 8, "max_source_positions": 20, "max_target_positions": 64}
         | {"begin_suppress_tokens": None},
         "seq2seq",
     ),
-    "vit": Tiny("ViTModel", "ViTConfig", _IMAGE, "image", "last_hidden_state"),
+    "vit": Tiny("ViTModel", _IMAGE, "image", "last_hidden_state"),
     "clip": Tiny(
         "CLIPModel",
-        "CLIPConfig",
         {"text_config": _TEXT | {"eos_token_id": END}, "vision_config": _IMAGE}
         | {"projection_dim": 16},
         "pair",
@@ -157,14 +129,16 @@ def transformers() -> Any:
 
 
 def build(name: str, attn_implementation: str = NAME, **changes: Any) -> Any:
-    """Builds the model in evaluation mode, with large weights, so that attention is not uniform."""
     library, tiny = transformers(), TINY[name]
     register()
-    config = getattr(library, tiny.config)(**tiny.sizes | changes)
+    config = getattr(library, tiny.config_class)(**tiny.sizes | changes)
     torch.manual_seed(0)
-    model = getattr(library, tiny.model)._from_config(
-        config, attn_implementation=attn_implementation
-    )
+    model = getattr(library, tiny.model)
+    return with_large_weights(model._from_config(config, attn_implementation=attn_implementation))
+
+
+def with_large_weights(model: Any) -> Any:
+    """Returns the model in evaluation mode, with weights by which attention is not uniform."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
@@ -196,6 +170,15 @@ def padding(kind: str, length: int = LENGTH) -> Tensor | None:
 PADDINGS = ("none", "all", "right", "left", "gaps")
 
 
+def named_paddings() -> list[tuple[str, str]]:
+    """Returns each model with each kind of padding; images have none."""
+    return [
+        (name, kind_of_padding)
+        for name, tiny in TINY.items()
+        for kind_of_padding in (PADDINGS if tiny.kind != "image" else ("none",))
+    ]
+
+
 def tokens(length: int = LENGTH, batch: int = 3) -> Tensor:
     """Random tokens without special ones."""
     generator = torch.Generator().manual_seed(1)
@@ -219,26 +202,32 @@ def inputs(name: str, kind_of_padding: str) -> tuple[Inputs, Tensor | None]:
     if name == "whisper":
         text = {"input_features": torch.randn(3, 8, 40, generator=generator)}
     decoder = padding("none" if kind_of_padding == "none" else "right", 11)
-    return (
-        text | {"decoder_input_ids": tokens(11), "decoder_attention_mask": decoder},
-        decoder,
-    )
+    return (text | {"decoder_input_ids": tokens(11), "decoder_attention_mask": decoder}, decoder)
 
 
 def _last(visible: Tensor) -> Tensor:
     return visible.shape[1] - 1 - visible.flip(1).argmax(1)
 
 
-def run(
-    model: nn.Module, name: str, kind_of_padding: str = "right", **more: Any
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns the outputs at tokens, and the gradient of each parameter; 0 where there is none."""
+Run = tuple[Tensor, dict[str, Tensor]]
+"""Outputs at tokens, and the gradient of each parameter; 0 where there is none."""
+
+
+def run(model: nn.Module, name: str, kind_of_padding: str = "right", **more: Any) -> Run:
     arguments, visible = inputs(name, kind_of_padding)
     model.zero_grad()
     output = getattr(model(**arguments, **more), TINY[name].output)
     if visible is not None:
         output = output[visible.bool()]
     return output.detach(), gradients_of(model, output)
+
+
+def generated(model: Any, prompts: Inputs | None = None, **more: Any) -> Tensor:
+    """Returns greedy tokens; the default prompts are padded on the left."""
+    model.generation_config.eos_token_id = None
+    prompts = prompts or {"input_ids": tokens(9), "attention_mask": padding("left", 9)}
+    found: Tensor = model.generate(**prompts, max_new_tokens=10, do_sample=False, **more)
+    return found
 
 
 def gradients_of(model: nn.Module, output: Tensor) -> dict[str, Tensor]:
@@ -276,8 +265,7 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-5) -> N
     assert error <= tolerance, f"{error:.1e} off"
 
 
-def assert_same_gradients(
-    actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-4
-) -> None:
-    for name, error in errors_of_gradients(actual, expected).items():
-        assert error <= tolerance, f"{name} is {error:.1e} off"
+def assert_same_run(actual: Run, expected: Run) -> None:
+    assert_close(actual[0], expected[0])
+    for name, error in errors_of_gradients(actual[1], expected[1]).items():
+        assert error <= 1e-4, f"{name} is {error:.1e} off"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from typing import Any, Literal
 
@@ -11,7 +12,6 @@ from ...common.namespace import NAMESPACE
 from ...common.torch_private import constant_in_compiled_code
 from ...problem import Shape
 from . import extension
-from .cuda_driver import cuda_driver_version
 
 Capability = tuple[int, int]
 Code = Literal["binary", "PTX"]
@@ -23,6 +23,8 @@ WIDTHS: tuple[int, ...] = (
 
 LINEAR_WIDTHS: tuple[int, ...] = extension.compiled.CUDA_LINEAR_WIDTHS if WIDTHS else ()
 """Those of the kernels of linear attention."""
+
+_DRIVER = "libcuda.so.1"
 
 _NOT_BUILT = "the extension is built without CUDA kernels; `make build` prints the reason"
 
@@ -174,3 +176,18 @@ def _unsupported_driver_reason(built: str, code: Code | None) -> str | None:
         return None
     what = "the kernels are" if code == "binary" else "the kernels' PTX is"
     return f"the driver is for CUDA {driver[0]}.{driver[1]}, and {what} built by CUDA {built}"
+
+
+def cuda_driver_version() -> tuple[int, int] | None:
+    """Returns the CUDA version that the driver supports, such as (13, 0); None without a driver.
+
+    The driver itself is asked: torch has no public function.
+    """
+    try:
+        driver = ctypes.CDLL(_DRIVER)
+    except OSError:
+        return None
+    version = ctypes.c_int()
+    if driver.cuDriverGetVersion(ctypes.byref(version)) != 0:
+        return None
+    return version.value // 1000, version.value % 1000 // 10

@@ -17,12 +17,15 @@ from . import config, target
 from .config import Kernel, Tile
 from .kernels import arguments, dropout, masks, scores
 from .kernels.backward import bwd_dkdv_kernel, bwd_dq_kernel
-from .kernels.bias_gradient import column_sums_kernel, tile_sums_kernel
 from .kernels.block_lists import block_mask_kernel, list_kernel
 from .kernels.block_ranges import NO_LISTS, BlockLists
 from .kernels.forward import forward_kernel
-from .kernels.keys_gradient import distance_sums_kernel
-from .kernels.relative_gradient import strip_sums_kernel
+from .kernels.option_gradients import (
+    column_sums_kernel,
+    distance_sums_kernel,
+    strip_sums_kernel,
+    tile_sums_kernel,
+)
 from .kernels.score_gradient import Statistics, bwd_preprocess_kernel
 
 MAX_ROW_STRIDE = 1 << 24

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ..accuracy import run_once
@@ -17,7 +17,6 @@ from ..steadiness import Probe, Steady, Watch, measure_steadily
 from ..timer import Budget
 from ..trial import failure_reason, try_out
 from ..variants import Variant
-from ..workload import prepare_work
 from .calls import Call
 
 SUITE = "bench"
@@ -133,21 +132,11 @@ def measure_call(
             if (reason := failure_reason(partial(run_once, attend, inputs))) is not None:
                 failed[name] = reason
                 del attends[name]
+    checked = replace(trial.checked, case=case, inputs=inputs, attends=attends)
     few = NAIVE_ROUNDS if scores >= SLOW_SCORES and len(attends) > 1 else None
     measured: list[Measured] = []
     for direction in call.directions if attends else ():
-        contenders = [
-            Contender(
-                case=case,
-                direction=direction,
-                variant=name,
-                prepare=prepare_work(attend, inputs, direction),
-                error=trial.checked.outputs[name].error(trial.checked.expected.exact, direction),
-                most_rounds=few if name == "naive" else None,
-            )
-            for name, attend in attends.items()
-        ]
-        contenders += besides(case, direction)
+        contenders = [*checked.contenders(direction, naive_rounds=few), *besides(case, direction)]
         measured += measure_contenders(
             contenders, provenance=provenance, suite=suite, budget=budget
         )

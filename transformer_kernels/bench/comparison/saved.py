@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..cases import SIZES
 from ..contenders import Measured
 from ..rows import Row, row_from, row_values
 
@@ -24,10 +25,7 @@ CONFIDENCE = 0.95
 LEAST = 0.02
 """Changes of less than 2% are not reported, however certain."""
 
-_IDENTITY = (
-    *("case", "dtype", "B", "H_q", "H_kv", "M", "N", "D", "D_v"),
-    *("mask", "direction", "variant", "threads", "device"),
-)
+_IDENTITY = ("case", "dtype", *SIZES, "mask", "direction", "variant", "threads", "device")
 """Columns of a row that are the same in both runs."""
 
 

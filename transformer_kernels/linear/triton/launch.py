@@ -15,7 +15,7 @@ from ...backends.triton.launch import as_rows
 from ...backends.triton.launch import launch as launch_kernel
 from ..types import BackwardCall, Gradients, Inputs, Options, Results
 from .kernels.arguments import States, Statistics
-from .kernels.decay_gradient import decay_gradient_kernel
+from .kernels.decay import decay_gradient_kernel
 from .kernels.scan import scan_kernel
 from .kernels.states import prefix_kernel, sums_kernel
 from .kernels.statistics import delta_kernel

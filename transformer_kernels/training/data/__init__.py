@@ -1,58 +1,38 @@
 """Datasets of the reference models."""
 
-from .copies import Copies
-from .dataset import Batch, Dataset, LaneDataset
-from .facts import Fact, Facts, as_facts, load_facts
-from .labelled import LabelledTexts, label_texts, load_reviews, load_snippets, review_text
-from .masking import IGNORE_INDEX, MaskedSentences
-from .pairs import Pairs, load_pairs, pair_texts, spoken_pairs
-from .text import (
-    ByteLanes,
-    ByteWindows,
-    Corpus,
-    TokenWindows,
-    bytes_of,
-    corpus_from_bytes,
-    load_corpus,
-    standard_library_text,
-)
-from .tokens import BEGIN, CLASS, END, MASK, PAD, SEPARATOR, SPECIAL, Tokens, train_tokens
-
-__all__ = [
-    "BEGIN",
-    "CLASS",
-    "END",
-    "IGNORE_INDEX",
-    "MASK",
-    "PAD",
-    "SEPARATOR",
-    "SPECIAL",
-    "Batch",
-    "ByteLanes",
-    "ByteWindows",
-    "Copies",
-    "Corpus",
-    "Dataset",
-    "Fact",
-    "Facts",
-    "LabelledTexts",
-    "LaneDataset",
-    "MaskedSentences",
-    "Pairs",
-    "TokenWindows",
-    "Tokens",
-    "as_facts",
-    "bytes_of",
-    "corpus_from_bytes",
-    "label_texts",
-    "load_corpus",
-    "load_facts",
-    "load_pairs",
-    "load_reviews",
-    "load_snippets",
-    "pair_texts",
-    "review_text",
-    "spoken_pairs",
-    "standard_library_text",
-    "train_tokens",
-]
+from .dataset import Batch as Batch
+from .dataset import Dataset as Dataset
+from .dataset import LaneDataset as LaneDataset
+from .labelled import LabelledTexts as LabelledTexts
+from .labelled import label_texts as label_texts
+from .labelled import load_reviews as load_reviews
+from .labelled import load_snippets as load_snippets
+from .labelled import review_text as review_text
+from .pairs import Pairs as Pairs
+from .pairs import load_pairs as load_pairs
+from .pairs import pair_texts as pair_texts
+from .pairs import spoken_pairs as spoken_pairs
+from .recall import Copies as Copies
+from .recall import Fact as Fact
+from .recall import Facts as Facts
+from .recall import as_facts as as_facts
+from .recall import load_facts as load_facts
+from .text import IGNORE_INDEX as IGNORE_INDEX
+from .text import ByteLanes as ByteLanes
+from .text import ByteWindows as ByteWindows
+from .text import Corpus as Corpus
+from .text import MaskedSentences as MaskedSentences
+from .text import TokenWindows as TokenWindows
+from .text import bytes_of as bytes_of
+from .text import corpus_from_bytes as corpus_from_bytes
+from .text import load_corpus as load_corpus
+from .text import standard_library_text as standard_library_text
+from .tokens import BEGIN as BEGIN
+from .tokens import CLASS as CLASS
+from .tokens import END as END
+from .tokens import MASK as MASK
+from .tokens import PAD as PAD
+from .tokens import SEPARATOR as SEPARATOR
+from .tokens import SPECIAL as SPECIAL
+from .tokens import Tokens as Tokens
+from .tokens import train_tokens as train_tokens

@@ -83,8 +83,9 @@ class RaggedTokens:
         lengths = torch.tensor([0, *(len(row) for row in rows)])
         values = torch.cat([torch.empty(0, dtype=torch.int64), *rows])
         largest = int(values.max()) if len(values) else 0
-        narrow = (dtype for dtype in (torch.uint8, torch.int16) if largest <= _largest(dtype))
-        return RaggedTokens(values.to(next(narrow, torch.int32)), lengths.cumsum(0))
+        dtypes = (torch.uint8, torch.int16, torch.int32)
+        narrow = next(dtype for dtype in dtypes if largest <= torch.iinfo(dtype).max)
+        return RaggedTokens(values.to(narrow), lengths.cumsum(0))
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -94,13 +95,9 @@ class RaggedTokens:
         return self.values[self.starts[row] : self.starts[row + 1]].long()
 
     def padded(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Gathers rows into a padded batch.
+        """Gathers rows by their indices, (B,) int64.
 
-        Args:
-            rows: (B,) int64, row indices.
-
-        Returns:
-            the rows, (B, longest) int64 with trailing zeros, and their lengths, (B,) int64.
+        Returns the rows, (B, longest) int64 with trailing zeros, and their lengths, (B,) int64.
         """
         starts = self.starts[rows]
         lengths = self.starts[rows + 1] - starts
@@ -108,6 +105,11 @@ class RaggedTokens:
         valid = positions < lengths[:, None]
         indices = (starts[:, None] + positions).where(valid, 0)
         return self.values[indices].long().where(valid, 0), lengths
+
+
+def pad_rows(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Pads rows, each (length,) int64 and non-negative; see `RaggedTokens.padded`."""
+    return RaggedTokens.of(rows).padded(torch.arange(len(rows)))
 
 
 def digest_of(*parts: bytes | str | int) -> str:
@@ -121,21 +123,15 @@ def digest_of(*parts: bytes | str | int) -> str:
 
 
 def evenly_spaced(total: int, count: int) -> Tensor:
-    """Evenly spaced distinct indices below `total`, including the first.
+    """Evenly spaced distinct indices below `total`: (min(count, total),) int64.
 
-    Returns:
-        (min(count, total),) int64; the last index is included if there are at least two.
+    The first is included, and the last if there are at least two.
     """
     return torch.linspace(0, total - 1, min(count, total), dtype=torch.float64).long()
 
 
 def read_lines(path: Path) -> list[str]:
-    """Lines of a UTF-8 file, without their ends.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: a line is not UTF-8.
-    """
+    """Lines of a file, without their ends; ValueError names one that is not UTF-8."""
     lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     if not lines[-1]:
         lines.pop()
@@ -146,7 +142,3 @@ def read_lines(path: Path) -> list[str]:
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}, line {number}, is not UTF-8: {error.reason}") from None
     return texts
-
-
-def _largest(dtype: torch.dtype) -> int:
-    return torch.iinfo(dtype).max

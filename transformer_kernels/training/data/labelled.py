@@ -6,13 +6,14 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ...nn.options import check_positive
-from .dataset import Batch, RaggedTokens, digest_of, evenly_spaced
+from .dataset import Batch, RaggedTokens, digest_of, evenly_spaced, pad_rows
 from .text import python_files, standard_library_folder
 from .tokens import Tokens
 
@@ -68,16 +69,13 @@ class LabelledTexts:
         return _batch(self.train, labels, numbers % sizes[labels])
 
     def held_out(self, count: int) -> Batch:
-        classes = len(self.classes)
-        chosen = [
-            (position, label, int(row))
-            for label, rows in enumerate(self.validation)
-            for position, row in enumerate(
-                evenly_spaced(len(rows), (count + classes - 1 - label) // classes)
-            )
-        ]
-        _, labels, rows = torch.tensor(sorted(chosen)).view(-1, 3).unbind(1)
-        return _batch(self.validation, labels, rows)
+        chosen: list[tuple[int, int, int]] = []
+        for label, rows in enumerate(self.validation):
+            own = len(range(label, count, len(self.classes)))
+            spaced = evenly_spaced(len(rows), own).tolist()
+            chosen += [(position, label, row) for position, row in enumerate(spaced)]
+        _, labels, found = torch.tensor(sorted(chosen)).view(-1, 3).unbind(1)
+        return _batch(self.validation, labels, found)
 
 
 def label_texts(
@@ -90,29 +88,21 @@ def label_texts(
     name: str,
     source: str | None = None,
 ) -> LabelledTexts:
-    """Makes a dataset of labelled texts.
+    """Makes a dataset of the texts of each class, at least one in each part, none empty.
 
-    Args:
-        train: training texts of each class, at least one per class, none empty.
-        validation: held-out texts of each class, at least one per class, none empty.
-        classes: class names.
-        tokens: tokenizer.
-        longest: maximum number of tokens; longer texts are cut.
-        name: display name.
-        source: absolute path of the files, or None.
+    A text is cut after `longest` tokens. `source` is the absolute path of the files, if any.
     """
     digest = digest_of("labelled texts", *classes, tokens.to_json(), longest)
-    parts: list[tuple[RaggedTokens, ...]] = []
-    for part in (train, validation):
-        for texts in part:
-            digest = digest_of(digest, *texts)
-        parts.append(
-            tuple(
-                RaggedTokens.of([row[:longest].clone() for row in tokens.encode_all(texts)])
-                for texts in part
-            )
+    for texts in (*train, *validation):
+        digest = digest_of(digest, *texts)
+    drawn, held_out = (
+        tuple(
+            RaggedTokens.of([row[:longest].clone() for row in tokens.encode_all(texts)])
+            for texts in part
         )
-    return LabelledTexts(name, source, digest, classes, tokens, parts[0], parts[1])
+        for part in (train, validation)
+    )
+    return LabelledTexts(name, source, digest, classes, tokens, drawn, held_out)
 
 
 def load_reviews(
@@ -142,11 +132,7 @@ def load_reviews(
 
 
 def review_text(folder: Path | str) -> bytes:
-    """All reviews in train/, each followed by a line feed, to train a tokenizer on.
-
-    Raises:
-        OSError, ValueError: as in `load_reviews`.
-    """
+    """All reviews in train/, each followed by a line feed, to train a tokenizer on."""
     texts = [text for name in REVIEW_CLASSES for text in _reviews(Path(folder), "train", name)]
     return b"".join(text + b"\n" for text in texts)
 
@@ -215,10 +201,8 @@ def cut_source(source: bytes, modules: tuple[str, ...], context: int) -> Iterato
 
 
 def _batch(part: Sequence[RaggedTokens], labels: Tensor, rows: Tensor) -> Batch:
-    picked = RaggedTokens.of(
-        [part[label][row] for label, row in zip(labels.tolist(), rows.tolist(), strict=True)]
-    )
-    tokens, lengths = picked.padded(torch.arange(len(labels)))
+    places = zip(labels.tolist(), rows.tolist(), strict=True)
+    tokens, lengths = pad_rows([part[label][row] for label, row in places])
     return {"tokens": tokens, "lengths": lengths, "labels": labels}
 
 
@@ -250,13 +234,9 @@ def _split_files(folder: Path, name: str) -> tuple[list[bytes], list[bytes]]:
     max_held_out = HELD_OUT_SNIPPETS * sum(len(content) for content in files.values())
     train: list[bytes] = []
     validation: list[bytes] = []
-    size = 0
     for path in sorted(files, key=lambda path: hashlib.sha256(path.encode()).digest()):
-        if size + len(files[path]) <= max_held_out:
-            validation.append(files[path])
-            size += len(files[path])
-        else:
-            train.append(files[path])
+        fits = sum(map(len, validation)) + len(files[path]) <= max_held_out
+        (validation if fits else train).append(files[path])
     if not train or not validation:
         raise FileNotFoundError(
             f"the class {name} needs at least two source files in {folder}, got {len(files)}"
@@ -264,19 +244,16 @@ def _split_files(folder: Path, name: str) -> tuple[list[bytes], list[bytes]]:
     return train, validation
 
 
-def _files_of(folder: Path, module: str) -> Iterator[Path]:
-    if (folder / f"{module}.py").is_file():
-        yield folder / f"{module}.py"
-    elif (folder / module).is_dir():
-        yield from python_files(folder / module)
+def _files_of(folder: Path, module: str) -> list[Path]:
+    file = folder / f"{module}.py"
+    if file.is_file():
+        return [file]
+    return list(python_files(folder / module)) if (folder / module).is_dir() else []
 
 
 def _after_opening_comments(source: bytes) -> list[bytes]:
     lines = source.splitlines(keepends=True)
-    opening = 0
-    while opening < len(lines) and lines[opening].lstrip()[:1] in (b"", b"#"):
-        opening += 1
-    return lines[opening:]
+    return list(dropwhile(lambda line: line.lstrip()[:1] in (b"", b"#"), lines))
 
 
 def _long_enough(lines: list[bytes], context: int) -> Iterator[bytes]:

@@ -69,12 +69,7 @@ class Pairs:
 
 
 def load_pairs(
-    folder: Path | str,
-    *,
-    languages: tuple[str, str] = ("de", "en"),
-    vocabulary: int = 8000,
-    tokens: Tokens | None = None,
-    longest: int = 256,
+    folder: Path | str, *, vocabulary: int = 8000, tokens: Tokens | None = None, longest: int = 256
 ) -> Pairs:
     """Loads translations from a folder laid out as Multi30k.
 
@@ -84,7 +79,6 @@ def load_pairs(
 
     Args:
         folder: the folder.
-        languages: source and target language, the suffixes of the files.
         vocabulary: size of the tokenizer trained on both training files if `tokens` is None.
         tokens: tokenizer with special tokens.
         longest: maximum number of tokens of a side, including BEGIN and END of a target.
@@ -96,21 +90,13 @@ def load_pairs(
     """
     folder = Path(folder)
     train, validation = (
-        _read([folder / f"{part}.{language}" for language in languages])
-        for part in ("train", "val")
+        _read(folder / f"{part}.de", folder / f"{part}.en") for part in ("train", "val")
     )
     if tokens is None:
         text = "\n".join(line for part in zip(*train, strict=True) for line in part)
         tokens = train_tokens(text, vocabulary, special=True)
-    names = " and ".join(str(folder / f"train.{language}") for language in languages)
-    return pair_texts(
-        train,
-        validation,
-        tokens=tokens,
-        longest=longest,
-        name=names,
-        source=str(folder.resolve()),
-    )
+    name, source = f"{folder / 'train.de'} and {folder / 'train.en'}", str(folder.resolve())
+    return pair_texts(train, validation, tokens=tokens, longest=longest, name=name, source=source)
 
 
 def pair_texts(
@@ -124,13 +110,7 @@ def pair_texts(
 ) -> Pairs:
     """Makes a dataset of pairs. Skips pairs, and raises ValueError if none is left.
 
-    Args:
-        train: training pairs.
-        validation: held-out pairs.
-        tokens: tokenizer with special tokens.
-        longest: maximum number of tokens of a side, including BEGIN and END of a target.
-        name: display name.
-        source: absolute path of the files, or None.
+    The arguments are those of `load_pairs`. `source` is the absolute path of the files, if any.
     """
     check_positive("longest", longest)
     tokens.check_special()
@@ -139,21 +119,21 @@ def pair_texts(
     skipped = 0
     for part, pairs in (("training", train), ("validation", validation)):
         digest = digest_of(digest, *(text for pair in pairs for text in pair))
-        sources: list[Tensor] = []
-        targets: list[Tensor] = []
         non_empty = [pair for pair in pairs if pair[0].strip() and pair[1].strip()]
-        firsts, seconds = (tokens.encode_all(pair[side] for pair in non_empty) for side in (0, 1))
-        for first, second in zip(firsts, seconds, strict=True):
-            if len(first) <= longest and len(second) + 2 <= longest:
-                sources.append(first)
-                targets.append(torch.cat([_BEGIN, second, _END]))
-        if not sources:
+        sides = (tokens.encode_all(pair[side] for pair in non_empty) for side in (0, 1))
+        kept = [
+            (source, torch.cat([_BEGIN, target, _END]))
+            for source, target in zip(*sides, strict=True)
+            if len(source) <= longest and len(target) + 2 <= longest
+        ]
+        if not kept:
             raise ValueError(
                 f"{name}: none of the {len(pairs)} pairs in the {part} part has text on both "
                 f"sides and at most {longest} tokens"
             )
-        parts.append((RaggedTokens.of(sources), RaggedTokens.of(targets)))
-        skipped += len(pairs) - len(sources)
+        sources, targets = map(RaggedTokens.of, zip(*kept, strict=True))
+        parts.append((sources, targets))
+        skipped += len(pairs) - len(kept)
     return Pairs(name, source, digest, tokens, parts[0], parts[1], skipped)
 
 
@@ -187,13 +167,8 @@ def spoken_pairs(numbers: int = 10_000, dates: int = 10_000) -> Pairs:
     for figures, words in spoken.items():
         part = validation if is_held_out(figures) else train
         part += [(TO_WORDS + figures, words), (TO_FIGURES + words, figures)]
-    return pair_texts(
-        train,
-        validation,
-        tokens=Tokens(special=True),
-        longest=128,
-        name="numbers and dates in words",
-    )
+    name, tokens = "numbers and dates in words", Tokens(special=True)
+    return pair_texts(train, validation, tokens=tokens, longest=128, name=name)
 
 
 def number_to_words(number: int) -> str:
@@ -217,15 +192,11 @@ def is_held_out(figures: str) -> bool:
 def _batch(part: tuple[RaggedTokens, RaggedTokens], pairs: Tensor) -> Batch:
     source, source_lengths = part[0].padded(pairs)
     target, target_lengths = part[1].padded(pairs)
-    return {
-        "source": source,
-        "source_lengths": source_lengths,
-        "target": target,
-        "target_lengths": target_lengths,
-    }
+    lengths = {"source_lengths": source_lengths, "target_lengths": target_lengths}
+    return {"source": source, "target": target} | lengths
 
 
-def _read(paths: Sequence[Path]) -> list[TextPair]:
+def _read(*paths: Path) -> list[TextPair]:
     first, second = ([line.strip() for line in read_lines(path)] for path in paths)
     if len(first) != len(second):
         raise ValueError(

@@ -71,13 +71,9 @@ class Tokens:
             )
 
     def encode(self, text: bytes | str) -> Tensor:
-        """Encodes a text; a string as UTF-8.
+        """Encodes a text, a string as UTF-8: (tokens,) int64.
 
-        Returns:
-            (tokens,) int64.
-
-        Raises:
-            ImportError: there are merges, and the package tokenizers is missing.
+        Raises ImportError if there are merges, and the package tokenizers is missing.
         """
         return torch.cat([_EMPTY, *self.encode_all(_chunks(_as_bytes(text)))])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -25,15 +24,22 @@ from ..data import (
     ByteWindows,
     Dataset,
     MaskedSentences,
-    Tokens,
     TokenWindows,
     bytes_of,
     load_corpus,
-    train_tokens,
 )
-from ..losses import cross_entropy_sum
-from ..task import Extra, RecurrentTask, Shapes, State, Task
-from .common import TokenizedTask, accuracy
+from ..task import (
+    Batches,
+    Extra,
+    Losses,
+    RecurrentTask,
+    Shapes,
+    State,
+    Task,
+    TokenizedTask,
+    accuracy,
+    cross_entropy_sum,
+)
 
 _TEXT = "training text, any file (default: the sources of Python's standard library)"
 
@@ -51,7 +57,7 @@ class LanguageTask(Task):
     def counts(self, batch: Batch) -> dict[str, int]:
         return {self.target: self.tokens(batch)}
 
-    def losses(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def losses(self, model: nn.Module, batch: Batch) -> Losses:
         """Under a division of sequences, the sums of this rank's share of them."""
         tokens = batch["tokens"]
         inputs, targets = (own_tokens(x, 1) for x in (tokens[:, :-1], tokens[:, 1:]))
@@ -76,9 +82,7 @@ class NextByteTask(LanguageTask):
     def data(self, source: Path | None = None, extra: Extra | None = None) -> ByteWindows:
         return ByteWindows(load_corpus(source), self.model.context)
 
-    def score(
-        self, model: nn.Module, data: Dataset, batches: Iterable[Batch], loss: float
-    ) -> float:
+    def score(self, model: nn.Module, data: Dataset, batches: Batches, loss: float) -> float:
         return loss / math.log(2)
 
 
@@ -134,9 +138,7 @@ class TransformerXLTask(RecurrentTask, NextByteTask):
     def data(self, source: Path | None = None, extra: Extra | None = None) -> ByteLanes:
         return ByteLanes(load_corpus(source), self.model.context)
 
-    def carry(
-        self, model: nn.Module, batch: Batch, state: State
-    ) -> tuple[dict[str, Tensor], State]:
+    def carry(self, model: nn.Module, batch: Batch, state: State) -> tuple[Losses, State]:
         tokens = batch["tokens"]
         logits, memories = model(tokens[:, :-1], state or None)
         return {self.target: cross_entropy_sum(logits, tokens[:, 1:])}, memories
@@ -163,15 +165,10 @@ class GPT2Task(TokenizedTask, LanguageTask):
 
     def data(self, source: Path | None = None, extra: Extra | None = None) -> TokenWindows:
         corpus = load_corpus(source)
-        if extra is None:
-            tokens = train_tokens(bytes_of(corpus.train), self.model.vocabulary)
-        else:
-            tokens = Tokens.from_json(extra["tokens"])
+        tokens = self.tokens_for(lambda: bytes_of(corpus.train), extra)
         return TokenWindows(corpus, tokens, self.model.context)
 
-    def score(
-        self, model: nn.Module, data: Dataset, batches: Iterable[Batch], loss: float
-    ) -> float:
+    def score(self, model: nn.Module, data: Dataset, batches: Batches, loss: float) -> float:
         assert isinstance(data, TokenWindows)
         return loss / math.log(2) / data.bytes_per_token
 
@@ -194,10 +191,7 @@ class BertTask(TokenizedTask):
 
     def data(self, source: Path | None = None, extra: Extra | None = None) -> MaskedSentences:
         corpus = load_corpus(source)
-        if extra is None:
-            tokens = train_tokens(bytes_of(corpus.train), self.model.vocabulary, special=True)
-        else:
-            tokens = Tokens.from_json(extra["tokens"])
+        tokens = self.tokens_for(lambda: bytes_of(corpus.train), extra)
         return MaskedSentences(corpus, tokens, self.model.context)
 
     def tokens(self, batch: Batch) -> int:
@@ -209,15 +203,13 @@ class BertTask(TokenizedTask):
             "next sentence": len(batch["is_next"]),
         }
 
-    def losses(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def losses(self, model: nn.Module, batch: Batch) -> Losses:
         logits = model(batch["tokens"], segments=batch["segments"], lengths=batch["lengths"])
         masked = cross_entropy_sum(logits.tokens, batch["labels"], ignored=IGNORE_INDEX)
         next_sentence = cross_entropy_sum(logits.next_sentence, 1 - batch["is_next"])
         return {"masked tokens": masked, "next sentence": next_sentence}
 
-    def score(
-        self, model: nn.Module, data: Dataset, batches: Iterable[Batch], loss: float
-    ) -> float:
+    def score(self, model: nn.Module, data: Dataset, batches: Batches, loss: float) -> float:
         def predictions(batch: Batch) -> tuple[Tensor, Tensor]:
             logits = model(batch["tokens"], segments=batch["segments"], lengths=batch["lengths"])
             selected = batch["labels"] != IGNORE_INDEX

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,15 +35,23 @@ from ..data import (
     load_snippets,
     review_text,
     spoken_pairs,
-    train_tokens,
 )
-from ..losses import cross_entropy_sum, smoothed_cross_entropy
-from ..task import Extra, Task, check_extra_keys, tokens_of
-from .common import ClassificationTask, TokenizedTask, accuracy
+from ..task import (
+    Batches,
+    ClassificationTask,
+    Extra,
+    Losses,
+    Task,
+    TokenizedTask,
+    accuracy,
+    check_extra_keys,
+    cross_entropy_sum,
+    smoothed_cross_entropy,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassifierTask(ClassificationTask):
+class ClassifierTask(ClassificationTask, TokenizedTask):
     """A transformer text classifier.
 
     The number of classes is taken from the data.
@@ -58,18 +65,17 @@ class ClassifierTask(ClassificationTask):
         "the part of Python's standard library it comes from)"
     )
     fixed = frozenset({"classes"})
+    extra_names = ("tokens", "classes")
     model_type = Classifier
     model: ClassifierConfig
 
     def data(self, source: Path | None = None, extra: Extra | None = None) -> LabelledTexts:
-        if extra is not None:
-            tokens = Tokens.from_json(extra["tokens"])
-        else:
-            text = bytes_of(load_corpus().train) if source is None else review_text(source)
-            tokens = train_tokens(text, self.model.vocabulary)
+        context = self.model.context
         if source is None:
-            return load_snippets(self.model.context, tokens=tokens)
-        return load_reviews(source, self.model.context, tokens=tokens)
+            tokens = self.tokens_for(lambda: bytes_of(load_corpus().train), extra)
+            return load_snippets(context, tokens=tokens)
+        tokens = self.tokens_for(lambda: review_text(source), extra)
+        return load_reviews(source, context, tokens=tokens)
 
     def fitted(self, data: Dataset) -> ClassifierTask:
         assert isinstance(data, LabelledTexts)
@@ -77,11 +83,10 @@ class ClassifierTask(ClassificationTask):
 
     def extra(self, data: Dataset) -> Extra:
         assert isinstance(data, LabelledTexts)
-        return {"tokens": data.tokens.to_json(), "classes": list(data.classes)}
+        return super().extra(data) | {"classes": list(data.classes)}
 
     def check_extra(self, extra: Extra) -> None:
-        check_extra_keys(extra, "tokens", "classes")
-        tokens_of(extra, vocabulary=self.model.vocabulary)
+        super().check_extra(extra)
         classes = extra["classes"]
         if type(classes) is not list or not all(map(is_text, classes)):
             raise ValueError("extra.classes must be a list of names")
@@ -189,7 +194,7 @@ class TranslatorTask(TokenizedTask):
     def counts(self, batch: Batch) -> dict[str, int]:
         return {"next token": int((batch["target_lengths"] - 1).sum())}
 
-    def losses(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def losses(self, model: nn.Module, batch: Batch) -> Losses:
         target = batch["target"]
         logits = model(batch["source"], target[:, :-1], batch["source_lengths"])
         loss, _ = smoothed_cross_entropy(
@@ -197,9 +202,7 @@ class TranslatorTask(TokenizedTask):
         )
         return {"next token": loss}
 
-    def score(
-        self, model: nn.Module, data: Dataset, batches: Iterable[Batch], loss: float
-    ) -> float:
+    def score(self, model: nn.Module, data: Dataset, batches: Batches, loss: float) -> float:
         assert isinstance(model, Translator)
         correct = count = 0
         for batch in batches:
@@ -236,12 +239,10 @@ class CopyTask(Task):
     def counts(self, batch: Batch) -> dict[str, int]:
         return {"copied symbol": _copy(batch).numel()}
 
-    def losses(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def losses(self, model: nn.Module, batch: Batch) -> Losses:
         return {"copied symbol": cross_entropy_sum(_logits_of_copy(model, batch), _copy(batch))}
 
-    def score(
-        self, model: nn.Module, data: Dataset, batches: Iterable[Batch], loss: float
-    ) -> float:
+    def score(self, model: nn.Module, data: Dataset, batches: Batches, loss: float) -> float:
         return accuracy(
             (_logits_of_copy(model, batch).argmax(dim=-1), _copy(batch)) for batch in batches
         )

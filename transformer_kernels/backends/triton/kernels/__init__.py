@@ -3,8 +3,7 @@
 forward.py           o and lse
 backward.py          dk and dv; dq
 score_gradient.py    backward preprocess, and the score gradient ds of one tile
-bias_gradient.py     dbias
-relative_gradient.py drelative_bias
+option_gradients.py  gradients of a bias, of a relative bias and of relative keys
 scores.py            score options: their arguments, products to scores and back
 masks.py             masks: their arguments, and element masks
 dropout.py           dropout: its arguments, and the dropout mask (Philox)

@@ -1,16 +1,14 @@
 """Triton kernels of linear attention. Triton's compiler runs these files, not Python.
 
-scan.py            the scan over chunks: o, dq, dk or dv
-states.py          states at the boundaries of segments: sums of each segment, then prefix sums
-decay.py           sums of log-decays within a chunk, and their exponentials
-decay_gradient.py  dlog_decay
-statistics.py      1 / l and do . o of the queries
-steps.py           the recurrence, token by token
-features.py        feature maps and their derivatives
-products.py        matrix products in every precision
-segments.py        position of a program and of a chunk in the sequences
-memory.py          loads and stores of rows and states
-arguments.py       kernel arguments
+scan.py        the scan over chunks: o, dq, dk or dv
+states.py      states at the boundaries of segments: sums of each segment, then prefix sums
+decay.py       sums of log-decays within a chunk, their exponentials, dlog_decay
+statistics.py  1 / l and do . o of the queries
+steps.py       the recurrence, token by token
+arithmetic.py  feature maps and their derivatives; matrix products in every precision
+segments.py    position of a program and of a chunk in the sequences
+memory.py      loads and stores of rows and states
+arguments.py   kernel arguments
 
 docs/linear.md has the formulas.
 """

@@ -67,7 +67,7 @@ class Sizes(NamedTuple):
     SLICE: tl.constexpr
     """columns of c that a program computes"""
     FEATURES: tl.constexpr
-    """index of the feature map in linear/feature_maps.py"""
+    """index of the feature map in linear/types.py"""
     CAUSAL: tl.constexpr
     NORMALIZE: tl.constexpr
     DECAYED: tl.constexpr

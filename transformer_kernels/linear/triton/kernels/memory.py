@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from ....backends.triton.kernels.primitives import Head, head, tile_addresses
-from .features import features
+from .arithmetic import features
 
 
 @triton.jit

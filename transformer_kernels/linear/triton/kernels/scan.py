@@ -22,10 +22,9 @@ import triton.language as tl
 
 from ....backends.triton.kernels.primitives import vector_pointer
 from .arguments import UNSPECIALIZED
+from .arithmetic import add_product, features, product, times_slope
 from .decay import decay_pointer, decayed_pairs, load_decay
-from .features import features, times_slope
 from .memory import load_features, load_operand, load_slice, load_state, store_slice, store_state
-from .products import add_product, product
 from .segments import (
     chunk_of,
     chunks_of,

@@ -4,9 +4,9 @@ import triton
 import triton.language as tl
 
 from .arguments import UNSPECIALIZED
+from .arithmetic import add_product
 from .decay import decay_pointer, load_decay, split
 from .memory import load_features, load_slice, store_state
-from .products import add_product
 from .segments import chunk_of, chunks_of, first_segment, has_no_work, program_slice, segment_of
 from .statistics import load_statistics
 

@@ -4,8 +4,8 @@ import triton
 import triton.language as tl
 
 from ....backends.triton.kernels.primitives import head
+from .arithmetic import features
 from .decay import SMALLEST
-from .features import features
 from .memory import load_state, store_state
 from .segments import program_slice
 

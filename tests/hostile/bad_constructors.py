@@ -1,0 +1,252 @@
+"""Bad arguments of linear attention and of the constructors of masks and biases."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, rand
+
+import transformer_kernels as tk
+from tests.hostile.bad_arguments import (
+    BLOCK_MASK,
+    CAUSAL,
+    DENSE,
+    HUGE,
+    KEYS,
+    NEW,
+    ROWS_OF_PACKED,
+    STARTS,
+    TABLE,
+    B,
+    D,
+    D_v,
+    H_kv,
+    H_q,
+    M,
+    Mask,
+    N,
+    Valid,
+    alibi,
+    bools,
+    ints,
+    meta,
+    relative_bias,
+    relative_keys,
+    type_error,
+    value_error,
+)  # fmt: skip
+from transformer_kernels.masks.block_patterns import fixed, local, strided
+
+STATE = tk.LinearState(torch.zeros(B, H_kv, D, D_v), torch.zeros(B, H_kv, D))
+VALID: Valid = {
+    "linear_attention": (
+        tk.linear_attention,
+        {
+            **DENSE, "q": rand(B, H_q, N, D), "v": rand(B, H_kv, N, D_v),
+            "log_decay": torch.zeros(H_kv),
+        },
+    ),
+    "linear_attention_varlen": (
+        tk.linear_attention_varlen, {**ROWS_OF_PACKED, "cu_seqlens": STARTS},
+    ),
+    "linear_attention_decode": (
+        tk.linear_attention_decode, {"q": rand(B, H_q, 2, D), **NEW, "state": STATE},
+    ),
+    "Mask": (Mask, {"constraints": CAUSAL.constraints}),
+    "Mask.window": (Mask.window, {}),
+    "Mask.causal": (Mask.causal, {}),
+    "Mask.padding": (Mask.padding, {"key_lengths": ints(B)}),
+    "Mask.key_range": (Mask.key_range, {"start": ints(B), "end": ints(B)}),
+    "Mask.segments": (Mask.segments, {"q_ids": ints(B, M), "k_ids": ints(B, N)}),
+    "Mask.positions": (Mask.positions, {"q_pos": ints(B, M), "k_pos": ints(B, N)}),
+    "Mask.dense": (Mask.dense, {"attn_mask": bools(M, N)}),
+    "Mask.block_sparse": (Mask.block_sparse, {"blocks": bools(2, 3), "block_size": 2}),
+    "Mask.from_block_mask": (Mask.from_block_mask, {"block_mask": BLOCK_MASK}),
+    "Mask.materialize": (CAUSAL.materialize, {"B": 1, "H": 1, "M": 1, "N": 1}),
+    "Mask.show": (lambda mask=CAUSAL, **given: mask.show(**given), {"M": 3}),
+    "Mask.sliced": (Mask.segments(ints(1, M), ints(1, N)).sliced, {"M": M, "N": N}),
+    "Mask.to": (lambda mask=CAUSAL, **given: mask.to(**given), {"device": "cpu"}),
+    "alibi": (alibi, {"slopes": torch.ones(H_q)}),
+    "alibi_slopes": (tk.alibi_slopes, {"heads": 8}),
+    "relative_bias": (relative_bias, {"table": torch.ones(H_q, 3), "lowest": 0}),
+    "relative_keys": (
+        relative_keys,
+        {"keys": torch.ones(H_q, 3, D), "table": torch.ones(H_q, 3), "lowest": 0},
+    ),
+    "local": (local, {"rows": 4, "columns": 4, "width": 1}),
+    "strided": (strided, {"rows": 4, "columns": 4, "stride": 2}),
+    "fixed": (fixed, {"rows": 4, "columns": 4, "stride": 2, "summaries": 1}),
+}  # fmt: skip
+MAPS = "feature_map must be 'elu', 'relu', 'identity' or a callable"
+ZEROS = torch.zeros(B, H_kv, D)
+LINEAR = [
+    value_error(MAPS, feature_map="gelu"),
+    value_error(MAPS, feature_map=3),
+    value_error("feature_map must return a tensor with all dimensions", feature_map=lambda x: x[0]),
+    value_error("eps must be greater than 0, got 0.0", eps=0),
+    value_error("eps must be greater than 0", eps=-1),
+    value_error("eps must be finite", eps=math.nan),
+    type_error("causal must be True or False, got 1", causal=1),
+    type_error("normalize must be True or False", normalize=None),
+    type_error("return_state must be True or False", return_state=1),
+    value_error("5 and 6", k=rand(B, H_kv, 6, D), v=rand(B, H_kv, 6, D_v)),
+    value_error("positive multiple", k=rand(B, 3, N, D), v=rand(B, 3, N, D_v)),
+    type_error("share a dtype", v=rand(B, H_kv, N, D_v).double()),
+    value_error("only Mask.padding and Mask.key_range", mask=CAUSAL),
+    type_error("mask must be a Mask or None", mask=bools(B, N)),
+    value_error("must be (batch,) = (2,)", mask=Mask.padding(ints(3))),
+    type_error("log_decay must be", log_decay=0.5),
+    value_error("log_decay must have one number for each key head", log_decay=rand(3)),
+    type_error("log_decay must be float32, got torch.float64", log_decay=rand(2).double()),
+    value_error("log_decay requires causal=True", causal=False),
+    type_error("initial_state must be a LinearState", initial_state=3),
+    value_error("initial_state.S must", initial_state=(rand(B, H_kv, D, D_v + 1), ZEROS)),
+    value_error("initial_state.z must be", initial_state=(rand(B, H_kv, D, D_v), ZEROS[0])),
+    value_error("backend must be one of 'auto', 'cpu'..., 'reference'", backend="fast"),
+]
+LINEAR_VARLEN = [
+    value_error("cu_seqlens must start at 0, got 1", cu_seqlens=STARTS + 1),
+    value_error(
+        "cu_seqlens must not decrease, got 9, then 5 at 2", cu_seqlens=torch.tensor([0, 9, 5])
+    ),
+    value_error("cu_seqlens must end within the 9 rows of q, got 18", cu_seqlens=STARTS * 2),
+    value_error("cu_seqlens must be (B + 1,)", cu_seqlens=STARTS[None]),
+    type_error("cu_seqlens must be int32 or int64", cu_seqlens=STARTS.float()),
+]
+LINEAR_DECODE = [
+    type_error("state must be a LinearState", state=None),
+    value_error("state.S must be contiguous", state=(rand(B, H_kv, D_v, D).mT, ZEROS)),
+    type_error("must be float32", state=(rand(B, H_kv, D, D_v).double(), ZEROS)),
+    value_error("because linear_attention_decode has no", q=rand(B, H_q, 2, D).requires_grad_()),
+    value_error("as many queries as keys", q=rand(B, H_q, 1, D)),
+    value_error("eps must be greater than 0", eps=-1),
+]
+ALIGN = r"align must be 'top_left' or 'bottom_right', got"
+DEVICE = "device must be a torch device, got"
+MASKS = {
+    "Mask": [
+        type_error("constraints must", constraints=x)
+        for x in (3, "ab", [1], (CAUSAL,), torch.ones(2))
+    ],
+    "Mask.window": [
+        type_error("left must be an int or None, got 1.5", left=1.5),
+        type_error("right must be an int or None, got True", right=True),
+        value_error(f"{ALIGN} 'left'", align="left"),
+        value_error("left must be at least -9223372036854775808", left=-(10**30)),
+        value_error("right must be at most 9223372036854775807", right=1 << 63),
+    ],
+    "Mask.causal": [value_error(f"{ALIGN} None", align=None)],
+    "Mask.padding": [
+        type_error("key_lengths must be ...torch.float32", key_lengths=rand(2)),
+        type_error("key_lengths must be a tensor ... got list", key_lengths=[1, 2]),
+        type_error("key_lengths must be ...torch.bool", key_lengths=bools(2)),
+        value_error("key_lengths must be ... shape (2, 2)", key_lengths=ints(2, 2)),
+    ],
+    "Mask.key_range": [type_error("start must be a tensor of int", start=bools(2))],
+    "Mask.segments": [
+        type_error("q_ids must be ...torch.float32", q_ids=rand(2, 3)),
+        value_error("q_ids must be ...shape (2,)", q_ids=ints(2)),
+        type_error("equal must be True or False, got 1", equal=1),
+    ],
+    "Mask.positions": [
+        type_error("q_pos must be ...torch.bool", q_pos=bools(2, 2)),
+        value_error("k_pos ...shape (2,)", k_pos=ints(2)),
+        type_error("left must be an int or", left=0.5),
+    ],
+    "Mask.dense": [
+        type_error("attn_mask must be a bool tensor, got ...torch.float32", attn_mask=rand(3, 3)),
+        type_error("attn_mask must be a bool tensor, got NoneType", attn_mask=None),
+        value_error("attn_mask ...got shape (1, 1, 1, 2, 2)", attn_mask=bools(1, 1, 1, 2, 2)),
+    ],
+    "Mask.block_sparse": [
+        type_error("blocks must be a bool tensor", blocks=rand(2, 2)),
+        value_error("blocks must be ... shape (2,)", blocks=bools(2)),
+        value_error("block_size must be at least 1, got 0", block_size=0),
+        type_error("block_size must be an int, got 2.0", block_size=2.0),
+        value_error("block_size must be", block_size=HUGE),
+    ],
+    "Mask.from_block_mask": [
+        type_error("block_mask must be a BlockMask, got ", block_mask=bools(3, 3))
+    ],
+    "Mask.materialize": [
+        value_error("M must be at least 0, got -1", M=-1),
+        value_error("M * N must fit in 64", M=1 << 40, N=1 << 40),
+    ],
+    "Mask.show": [
+        value_error("M must be at most", M=HUGE),
+        value_error("batch must be at least 0, got -1", batch=-1),
+        value_error("must have a batch entry ... B = 0", mask=Mask.padding(ints(0))),
+    ],
+    "Mask.sliced": [
+        type_error("rows must be a slice, got 3", rows=3),
+        value_error("columns must have step 1, got 2", columns=slice(0, 4, 2)),
+        value_error("q_ids must be (batch, length) = (1, 4)", M=4),
+        value_error("M must be at least 0", M=-1),
+    ],
+    "Mask.to": [
+        value_error("end is on meta", mask=Mask.padding(meta(2, dtype=torch.int64))),
+        value_error("device must be ... 'gpu'", device="gpu"),
+    ],
+}
+for name in ("Mask.materialize", "Mask.to"):
+    MASKS[name] += [type_error(DEVICE, device=x) for x in (b"\xff", Tensor, True)]
+    MASKS[name] += [
+        value_error(DEVICE, device=x) for x in (-1, HUGE, "xla", "cuda:999", 999, "gpu")
+    ]
+BIASES = {
+    "alibi": [
+        type_error("slopes must be a floating-point tensor, got list", slopes=[0.5]),
+        type_error("slopes must be a floating-point tensor", slopes=ints(2)),
+        value_error("(H_q,) or (B, H_q), got shape (1, 2, ", slopes=torch.ones(1, 2, 2)),
+        value_error("(H_q,) or (B, H_q), got shape ()", slopes=torch.tensor(1.0)),
+        value_error(f"{ALIGN} 'right'", align="right"),
+    ],
+    "alibi_slopes": [
+        value_error("heads must be at least 1, got 0", heads=0),
+        value_error("heads must be at most", heads=HUGE),
+    ],
+    "relative_bias": [
+        type_error("table must be ..., got list", table=[[0.5]]),
+        type_error("table must be a floating", table=TABLE.long()),
+        value_error("table ...E >= 1, got shape (3,)", table=TABLE[0]),
+        value_error("table ...got shape (1, 4, 3)", table=TABLE[None]),
+        value_error("table ...shape (4, 0)", table=TABLE[:, :0]),
+        type_error("lowest must be an int, got", lowest=0.5),
+        type_error("lowest must be an int, got", lowest=True),
+        value_error("lowest must be at most", lowest=1 << 31),
+        value_error(f"{ALIGN} 'end'", align="end"),
+    ],
+    "relative_keys": [
+        type_error("keys must be ... got list", keys=[[[0.5]]]),
+        type_error("keys must be a floating", keys=KEYS.int()),
+        value_error("keys must be (H_q or 1, E, D) with E >= 1, got shape (4, 3)", keys=TABLE),
+        value_error("keys ...shape (1, 4, 3, 8)", keys=KEYS[None]),
+        value_error("keys ...got shape (4, 0, 8)", keys=KEYS[:, :0]),
+        value_error("keys ...got shape (0, 3, 8)", keys=KEYS[:0]),
+        type_error("lowest must be an int", lowest=1.0),
+        value_error("lowest must be at least", lowest=-1 << 31),
+        value_error(f"{ALIGN} 0", align=0),
+        value_error(
+            "table must have the 3 distances of keys, got shape (4, 2)", table=TABLE[:, :2]
+        ),
+        value_error("table must be (H_q or 1, E) with E >= 1, got shape (3,)", table=TABLE[0]),
+        type_error("table must be a floating", table=TABLE.long()),
+    ],
+}
+PATTERNS = {
+    "local": [
+        value_error("rows must be at least 1, got 0", rows=0),
+        value_error("width must be at least 1, got -1", width=-1),
+    ],
+    "strided": [value_error("stride must be at least 1, got 0", stride=0)],
+    "fixed": [value_error("summaries must be at most stride = 2, got 3", summaries=3)],
+}
+ROWS = {
+    "linear_attention": LINEAR,
+    "linear_attention_varlen": LINEAR_VARLEN,
+    "linear_attention_decode": LINEAR_DECODE,
+    **MASKS,
+    **BIASES,
+    **PATTERNS,
+}

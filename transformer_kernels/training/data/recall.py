@@ -1,0 +1,188 @@
+"""Data of the recall tasks: questions about a table of facts, and words that are written twice."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...nn.options import check_positive
+from .dataset import Batch, digest_of, pad_rows, read_lines
+from .text import standard_library_folder
+
+UNKNOWN = 0
+"""Token of all words that occur in no key."""
+
+SEPARATOR = 0
+"""Token before each copy of a word"""
+
+_HELD_OUT_EVERY = 10
+"""Words whose symbols add up to a multiple of this number are held out."""
+
+_WORD = re.compile(r"[a-z0-9]+")
+_HELD_OUT_SEED = 1
+
+
+@dataclass(frozen=True)
+class Fact:
+    """An entry of a table."""
+
+    key: str
+    """Text whose words identify the fact"""
+    value: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Dataset of questions: {"words": (B, W), "lengths": (B,), "rows": (B,)}.
+
+    A question is a random half of the distinct words of a key, and at least two if the key has
+    them, in random order. Held-out questions are about the same facts, drawn with a separate
+    generator; short keys can yield the same questions as in training.
+    """
+
+    name: str
+    source: str | None
+    digest: str
+    facts: tuple[Fact, ...]
+    vocabulary: tuple[str, ...]
+    """The words of all keys; entry 0 is the unknown word"""
+
+    def draw(self, count: int, generator: torch.Generator) -> Batch:
+        rows = torch.randint(len(self.facts), (count,), generator=generator)
+        questions = []
+        for row in rows.tolist():
+            key = self._key_words[row]
+            size = max(2, (len(key) + 1) // 2)
+            questions.append(key[torch.randperm(len(key), generator=generator)[:size]])
+        words, lengths = pad_rows(questions)
+        return {"words": words, "lengths": lengths, "rows": rows}
+
+    def held_out(self, count: int) -> Batch:
+        return self.draw(count, torch.Generator().manual_seed(_HELD_OUT_SEED))
+
+    def words(self, question: str) -> Tensor:
+        """Tokenizes a question: (words,) int64, at least one."""
+        tokens = [self._token_of_word.get(word, UNKNOWN) for word in words_of(question)]
+        return torch.tensor(tokens or [UNKNOWN])
+
+    @cached_property
+    def _token_of_word(self) -> dict[str, int]:
+        return {word: number for number, word in enumerate(self.vocabulary)}
+
+    @cached_property
+    def _key_words(self) -> list[Tensor]:
+        """The distinct words of each key, as tokens."""
+        return [self.words(fact.key).unique() for fact in self.facts]
+
+
+def words_of(text: str) -> list[str]:
+    """Lower-case words of a text; camelCase and snake_case names are split."""
+    return _WORD.findall(re.sub(r"(?<=[a-z])(?=[A-Z])|_", " ", text).lower())
+
+
+def as_facts(facts: Sequence[Fact], name: str, source: str | None = None) -> Facts:
+    """Makes a dataset; raises ValueError if there are no facts, or a key has no words."""
+    if not facts:
+        raise ValueError(f"{name} must have at least one fact, got none")
+    for fact in facts:
+        if not words_of(fact.key):
+            raise ValueError(f"every key in {name} must have a word, got {fact.key!r}")
+    known = sorted({word for fact in facts for word in words_of(fact.key)})
+    digest = digest_of("facts", *(part for fact in facts for part in (fact.key, fact.value)))
+    return Facts(name, source, digest, tuple(facts), ("", *known))
+
+
+def load_facts(path: Path | str | None = None) -> Facts:
+    """Loads a table of facts.
+
+    Args:
+        path: UTF-8 file with one fact per line: key, tab, value. None uses the modules of the
+            standard library, with name and first paragraph of the documentation as key.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file is not UTF-8, a line has no tab, a key has no words, or there are no
+            facts.
+    """
+    if path is None:
+        return as_facts(list(_modules()), "the modules of the Python standard library")
+    path = Path(path)
+    facts = []
+    for number, line in enumerate(read_lines(path), 1):
+        key, tab, value = line.partition("\t")
+        if not tab:
+            raise ValueError(f"line {number} of {path} must have a tab between key and value")
+        facts.append(Fact(key, value))
+    return as_facts(facts, str(path), str(path.resolve()))
+
+
+def _modules() -> Iterator[Fact]:
+    for path in sorted(standard_library_folder().iterdir()):
+        file = path / "__init__.py" if path.is_dir() else path
+        if path.name.startswith("_") or file.suffix != ".py" or not file.is_file():
+            continue
+        documentation = ast.get_docstring(ast.parse(file.read_bytes()))
+        if documentation:
+            first = " ".join(documentation.split("\n\n")[0].split())
+            yield Fact(f"{path.stem} {first}", f"{path.stem}: {first}")
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Dataset of texts 0 w 0 w: {"tokens": (B, context)}.
+
+    The symbols of w are random numbers from 1 to vocabulary - 1. Only a model that finds the place
+    in the first copy can predict the second one.
+
+    Raises ValueError if the context is odd or below 4, or the vocabulary is below 11.
+
+    Source: Reformer: The Efficient Transformer (Kitaev et al., 2020), section 5.
+    """
+
+    context: int
+    vocabulary: int
+
+    def __post_init__(self) -> None:
+        check_positive("context", self.context)
+        if self.context < 4 or self.context % 2:
+            raise ValueError(f"context must be even and at least 4, got {self.context}")
+        if self.vocabulary <= _HELD_OUT_EVERY:
+            raise ValueError(
+                f"vocabulary must be at least {_HELD_OUT_EVERY + 1}, got {self.vocabulary}"
+            )
+
+    @property
+    def name(self) -> str:
+        return f"copies of random words of {self.context // 2 - 1} symbols"
+
+    @property
+    def source(self) -> str | None:
+        return None
+
+    @property
+    def digest(self) -> str:
+        return digest_of("copies", self.context, self.vocabulary)
+
+    def draw(self, count: int, generator: torch.Generator) -> Batch:
+        return self._texts(count, generator, held_out=False)
+
+    def held_out(self, count: int) -> Batch:
+        generator = torch.Generator().manual_seed(_HELD_OUT_SEED)
+        return self._texts(count, generator, held_out=True)
+
+    def _texts(self, count: int, generator: torch.Generator, *, held_out: bool) -> Batch:
+        length = self.context // 2 - 1
+        words = torch.empty(0, length, dtype=torch.int64)
+        while (missing := count - len(words)) > 0:
+            drawn = torch.randint(1, self.vocabulary, (missing, length), generator=generator)
+            kept = (drawn.sum(dim=1) % _HELD_OUT_EVERY == 0) == held_out
+            words = torch.cat([words, drawn[kept]])
+        half = torch.nn.functional.pad(words, (1, 0), value=SEPARATOR)
+        return {"tokens": torch.cat([half, half], dim=1)}
