@@ -20,7 +20,7 @@ from tests.support.backends import (
 )
 from tests.support.case import named
 from tests.support.cases import CASES, Case
-from tests.support.operators import BACKWARD, FORWARD, operators_run_by
+from tests.support.operators import BACKWARD, FORWARD, assert_own_memory, operators_run_by
 from tests.support.tiers import crossed
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.problem.cache import cache_problem
@@ -240,6 +240,7 @@ def test_fake_outputs_have_real_shapes_and_strides(case: Case, backend: str) -> 
     wanted = (getattr(problem.scores, name) is not None for name in DIFFERENTIABLE)
     back = (x.do, None, q, k, v, *real, *options, *wanted, True)
     real_back = backward(*back)
+    assert_own_memory((*real, *real_back))
 
     mode = torch._subclasses.FakeTensorMode()
     with mode:

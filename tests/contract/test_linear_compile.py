@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import transformer_kernels as tk
 from tests.support.linear import LINEAR_NAMES, LINEAR_WAYS, linear_arguments, operators_of
+from tests.support.operators import assert_own_memory
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.linear.backends import LINEAR_BACKENDS
 from transformer_kernels.linear.base import LinearBackend
@@ -145,6 +146,9 @@ def test_opcheck(backend: str, dtype: torch.dtype) -> None:
     numbers = {"feature_map": 2, "causal": False, "normalize": False}
     plain = tuple(linear_arguments(q, k, v, **numbers).values())
     torch.library.opcheck(forward, plain, test_utils=tests)
+    o, normalizer, *end = forward(*plain)
+    gradients = backward(o, None, None, o, normalizer, *plain, False)
+    assert_own_memory((o, normalizer, *end, *gradients))
     packed = [x[0].transpose(0, 1)[None].transpose(1, 2) for x in (q, k, v)]
     cu_seqlens = torch.tensor([0, 30, 65], dtype=torch.int32)
     varlen = tuple(linear_arguments(*packed, cu_seqlens=cu_seqlens).values())

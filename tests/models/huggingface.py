@@ -7,8 +7,6 @@ not install transformers.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +22,6 @@ from transformer_kernels.models import ReformerConfig, T5Config
 FILE = "model.safetensors"
 Tensors = dict[str, Tensor]
 """Tensors by their names in a file of HuggingFace"""
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _transformers() -> Any:

@@ -23,6 +23,7 @@ from tests.models.zoo import (
     combination,
     tokens,
 )
+from tests.support.runtime import default_dtype
 from transformer_kernels.models import (
     GPT2,
     T5,
@@ -131,7 +132,7 @@ def test_results_and_gradients(
     theirs = case.theirs(dtype)
     expected = case.run_theirs(theirs)
     loss(*expected).backward()
-    with huggingface.default_dtype(dtype):
+    with default_dtype(dtype):
         file = huggingface.saved(theirs, tmp_path)
         ours = case.load(file, attn_implementation=implementation)
         gradients = case.load(huggingface.saved_gradients(theirs, tmp_path))
@@ -161,7 +162,7 @@ def test_greedy_targets_of_t5(
     )
     expected = [row[1:] for row in generated.tolist()]
     file = huggingface.saved(theirs, tmp_path)
-    with huggingface.default_dtype(torch.float64):
+    with default_dtype(torch.float64):
         ours = T5.from_safetensors(file, max_distance=5, attn_implementation=implementation)
     for cached in (True, False):
         found = ours.generate(tokens(), LENGTHS, most=25, cached=cached)

@@ -14,6 +14,7 @@ from torch import nn
 
 from tests.models import huggingface
 from tests.models.huggingface import Tensors, t5_tensors
+from tests.support.runtime import default_dtype
 from transformer_kernels.models import (
     GPT2,
     T5,
@@ -164,7 +165,7 @@ def test_weights_are_converted_to_the_default_dtype(
     stored: torch.dtype, wanted: torch.dtype, gpt2_tensors: Tensors, tmp_path: Path
 ) -> None:
     halves = {name: tensor.to(stored) for name, tensor in gpt2_tensors.items()}
-    with huggingface.default_dtype(wanted):
+    with default_dtype(wanted):
         model = GPT2.from_safetensors(huggingface.write(halves, tmp_path))
     assert {parameter.dtype for parameter in model.parameters()} == {wanted}
     expected = halves["transformer.h.1.mlp.c_fc.weight"].T.to(wanted)

@@ -14,6 +14,7 @@ from tests.models import huggingface
 from tests.models.huggingface import Tensors, t5_tensors
 from tests.models.zoo import IMPLEMENTATIONS, LENGTHS, T5_CONFIG, T5_V1_1, TARGET, entry_of, tokens
 from tests.support.oracle import bucket_by_integers
+from tests.support.runtime import default_dtype
 from tests.support.tiers import each
 from transformer_kernels import attention_decode
 from transformer_kernels.bench.tolerance import assert_same_function
@@ -223,7 +224,7 @@ def test_loaded_model_matches_the_formulas(
     config: T5Config, implementation: AttnImplementation, tmp_path: Path
 ) -> None:
     tensors = t5_tensors(config)
-    with huggingface.default_dtype(torch.float64):
+    with default_dtype(torch.float64):
         t5 = T5.from_safetensors(
             huggingface.write(tensors, tmp_path),
             max_distance=5,

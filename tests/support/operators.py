@@ -51,3 +51,8 @@ def _changed(x: Any, change: Callable[[Tensor], Tensor]) -> Iterator[Any]:
         for name, value in zip(x._fields, x, strict=True):  # type: ignore[attr-defined]
             if isinstance(value, Tensor):
                 yield x._replace(**{name: change(value)})  # type: ignore[attr-defined]
+
+
+def assert_own_memory(outputs: Sequence[Tensor]) -> None:
+    """torch refuses operators whose outputs share memory, even that of no elements."""
+    assert len({x.untyped_storage()._cdata for x in outputs}) == len(outputs)

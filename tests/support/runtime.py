@@ -1,4 +1,4 @@
-"""Threads and memory of torch in tests: uninitialized, freed and misaligned memory."""
+"""Threads, dtypes and memory of torch in tests: uninitialized, freed and misaligned memory."""
 
 from __future__ import annotations
 
@@ -23,6 +23,16 @@ def threads(count: int) -> Iterator[None]:
 def one_thread() -> AbstractContextManager[None]:
     """Context manager in which torch runs on one thread. Small models run faster on it."""
     return threads(1)
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 @contextmanager

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,16 +58,6 @@ GENERATOR = TrainConfig(
 GPT2 = replace(GENERATOR, task=GPT2Task(model=GPT2Config(**SIZES, vocabulary=256, dropout=0.0)))
 RUN = replace(GPT2, batch=6)
 """Stopped and resumed on other processes."""
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def with_dropout(config: TrainConfig, share: float) -> TrainConfig:

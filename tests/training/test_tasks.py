@@ -11,8 +11,9 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from tests.support.runtime import default_dtype
 from tests.support.tiers import each
-from tests.training.run_helpers import assert_same_weights, default_dtype, without_times
+from tests.training.run_helpers import assert_same_weights, without_times
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.models import (
     BertConfig,

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from tests.support.processes import torchrun
+from tests.support.runtime import default_dtype
 from tests.training.run_helpers import (
     assert_same_weights,
-    default_dtype,
     overflow_gradients,
     weights_of,
     with_dropout,
