@@ -125,6 +125,82 @@ def test_positions_are_causal_by_default() -> None:
     assert_visible(mask, 7, 7, lambda b, h, i, j: bool(positions[0, j] <= positions[0, i]))
 
 
+@each(
+    ("sides", "inside", "dtype"),
+    itertools.product(("both", "low", "high"), (True, False), (torch.int64, torch.int8)),
+)
+def test_intervals(sides: str, inside: bool, dtype: torch.dtype) -> None:
+    low, high = [[0, 2, 5, -9], [4, 1, 1, 3]], [[4, 1, 5, 2], [2, 9, 0, 3], [0, 0, 7, 3]]
+    k_pos = [[6, 1, 0, 3, 5], [1, 4, 2, 2, 0]]
+    bounds = torch.tensor(low, dtype=dtype), torch.tensor(high, dtype=dtype)[None]
+    mask = tk.Mask.intervals(
+        bounds[0] if sides != "high" else None,
+        bounds[1] if sides != "low" else None,
+        torch.tensor(k_pos, dtype=dtype),
+        inside=inside,
+    )
+
+    def is_visible(b: int, h: int, i: int, j: int) -> bool:
+        at_least = sides == "high" or low[b][i] <= k_pos[b][j]
+        at_most = sides == "low" or k_pos[b][j] <= high[h][i]
+        return (at_least and at_most) == inside
+
+    assert_visible(mask, 4, 5, is_visible)
+
+
+BLOCK_IDS = torch.tensor(
+    [[-1, 0, 0, 0, -1, 1, 1, 2, 2, -1, -1], [0, 0, -1, -1, -1, 0, 0, 0, 3, 3, 3]]
+)
+
+
+def in_one_run(b: int, i: int, j: int) -> bool:
+    """Tokens i and j and all between them have one id."""
+    return len(set(BLOCK_IDS[b, min(i, j) : max(i, j) + 1].tolist())) == 1
+
+
+@each("dtype", [torch.int64, torch.int16])
+def test_blocks(dtype: torch.dtype) -> None:
+    def is_visible(b: int, h: int, i: int, j: int) -> bool:
+        return j <= i or (in_one_run(b, i, j) and bool(BLOCK_IDS[b, i] >= 0))
+
+    mask = tk.Mask.blocks(BLOCK_IDS.to(dtype))
+    assert_visible(mask, 11, 11, is_visible)
+    last = mask.sliced(slice(-4, None), M=11, N=11)
+    assert_visible(last, 4, 11, lambda b, h, i, j: is_visible(b, h, i + 7, j))
+
+
+def test_shared_prefix() -> None:
+    assert_visible(
+        tk.Mask.shared_prefix(BLOCK_IDS), 11, 11,
+        lambda b, h, i, j: j <= i and (in_one_run(b, i, j) or in_one_run(b, 0, j)),
+    )  # fmt: skip
+
+
+@each("length", [6, 1, 0])
+def test_prefix_lm(length: int) -> None:
+    mask = tk.Mask.prefix_lm(torch.tensor([4, 0]), length)
+    assert_visible(mask, length, length, lambda b, h, i, j: j <= i or j < (4, 0)[b])
+
+
+@each(("tokens", "window"), itertools.product((0, 1, 5, 20), (0, 1, 5, 20)))
+def test_global_window(tokens: int, window: int) -> None:
+    mask = tk.Mask.global_window(9, tokens, window)
+    assert_visible(mask, 9, 9, lambda b, h, i, j: abs(i - j) <= window or i < tokens or j < tokens)
+
+
+@each(("length", "block"), [(6, 2), (7, 3), (5, 1), (4, 9), (0, 2)])
+def test_block_diffusion(length: int, block: int) -> None:
+    def is_visible(b: int, h: int, i: int, j: int) -> bool:
+        query, key = (i % length) // block, (j % length) // block
+        if i >= length:
+            return j >= length and key <= query
+        return key == query if j < length else key < query
+
+    mask = tk.Mask.block_diffusion(length, block)
+    assert_visible(mask, 2 * length, 2 * length, is_visible)
+    assert tk.Mask.block_diffusion(length, block, device="meta").device == torch.device("meta")
+
+
 @each("shape", [(B, H, 4, 5), (B, 1, 4, 5), (1, H, 4, 1), (H, 1, 5), (4, 5), (5,), ()], ids=str)
 def test_dense(shape: tuple[int, ...]) -> None:
     attn_mask = torch.rand(shape) < 0.5
@@ -213,6 +289,7 @@ SLICED: dict[str, Callable[[int, int], tk.Mask]] = {
     "unequal": lambda M, N: tk.Mask.segments(integers(B, M), integers(B, N), equal=False),
     "positions": lambda M, N: tk.Mask.positions(integers(1, M), integers(B, N), 1, 2),
     "by head": lambda M, N: tk.Mask.positions(integers(B, 1, M), integers(1, H, N), None, 0),
+    "intervals": lambda M, N: tk.Mask.intervals(integers(B, M), None, integers(1, N), inside=False),
     "dense": lambda M, N: tk.Mask.dense(torch.rand(B, 1, M, N) > 0.5),
     "dense rows": lambda M, N: tk.Mask.dense(torch.rand(H, M, 1) > 0.5),
     "dense columns": lambda M, N: tk.Mask.dense(torch.rand(N) > 0.5),

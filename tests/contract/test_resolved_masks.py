@@ -42,6 +42,10 @@ MASKS = {
     "unbounded-positions": tk.Mask.positions(IDS[:, :M], IDS[:, M:], None, None),
     "crossed-positions": tk.Mask.positions(IDS[:, :M], IDS[:, M:], -2, 1),
     "far-positions": tk.Mask.positions(EXTREMES[:, :M], EXTREMES[:, -N:], 1 << 62, -3),
+    "intervals": tk.Mask.intervals(IDS[:, :M] % 5, IDS[:1, :M] * 3 % 7, IDS[:, M:] % 7),
+    "far-intervals": tk.Mask.intervals(
+        EXTREMES[:, :M], EXTREMES[:, None, 1 : M + 1], EXTREMES[:, -N:], inside=False
+    ),
     "far-segments": tk.Mask.segments(IDS[:, :M] % 2 << 62, IDS[:, M:] % 2 << 62),
     "dense": tk.Mask.dense(IDS[:, None, :M, None] % 4 != 0),
     "more-dense": tk.Mask.dense((torch.arange(H * N).reshape(1, H, 1, N) * 5 % 7) < 5),

@@ -23,7 +23,7 @@ from transformer_kernels.distributed import (
     shard_sequence,
     unshard_sequence,
 )
-from transformer_kernels.masks.constraints import Constraint, Dense, Positions, Segments
+from transformer_kernels.masks.constraints import Constraint, Dense, Intervals, Positions, Segments
 from transformer_kernels.masks.mask import Mask
 
 
@@ -151,6 +151,9 @@ def shard_mask(mask: Mask | None, shard: Shard) -> Mask | None:
                 return replace(one, q_ids=shard(one.q_ids, 1), k_ids=shard(one.k_ids, 1))
             case Positions():
                 return replace(one, q_pos=shard(one.q_pos, -1), k_pos=shard(one.k_pos, -1))
+            case Intervals():
+                parts: dict[str, Any] = {name: shard(x, -1) for name, x in one.tensors().items()}
+                return replace(one, **parts)
             case Dense() if one.attn_mask.shape[2] > 1:
                 return Dense(shard(one.attn_mask, 2))
         return one

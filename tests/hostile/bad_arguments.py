@@ -22,7 +22,8 @@ import transformer_kernels as tk
 B, H_q, H_kv, M, N, D, D_v, PAGE = 2, 4, 2, 3, 5, 8, 6, 4
 HUGE = 10**400
 Mask: Any = tk.Mask  # untyped: these calls are wrong on purpose
-padding, segments, positions = Mask.padding, Mask.segments, Mask.positions
+padding, segments = Mask.padding, Mask.segments
+positions, intervals = Mask.positions, Mask.intervals
 alibi: Any = tk.alibi
 relative_bias: Any = tk.relative_bias
 relative_keys: Any = tk.relative_keys
@@ -219,6 +220,9 @@ ATTENTION = [
     value_error("k_ids ...(2, 5), got (2, 3)", mask=segments(ints(B, M))),
     value_error("q_ids ...(2, 3), got (1, 3)", mask=segments(ints(1, M), ints(1, N))),
     value_error("k_pos ...(2 or 1, 4 or 1, 5), got (3, 5)", mask=positions(ints(1, M), ints(3, N))),
+    value_error(
+        "high ...(4 or 1, 3), got (2, 5)", mask=intervals(ints(2, M), ints(2, N), ints(1, N))
+    ),
     value_error("q_pos ... 4 or 1, 3), got (1, 2, 3)", mask=positions(ints(1, 2, M), ints(1, N))),
     value_error("dense ...(1, 1, 5, 3)", mask=Mask.dense(bools(N, M))),
     value_error("must broadcast", mask=Mask.from_block_mask(BLOCK_MASK)),

@@ -98,6 +98,7 @@ ATTENTION: dict[str, tuple[str, Make]] = {
     "q_ids": ("Segments.q_ids", lambda bad: {"mask": tk.Mask.segments(bad(IDS), IDS)}),
     "q_pos": ("Positions.q_pos", lambda bad: {"mask": tk.Mask.positions(bad(IDS), IDS)}),
     "k_pos": ("Positions.k_pos", lambda bad: {"mask": tk.Mask.positions(IDS, bad(IDS.int()))}),
+    "low": ("Intervals.low", lambda bad: {"mask": tk.Mask.intervals(bad(IDS), None, IDS)}),
     "k_ids": ("Segments.k_ids", lambda bad: {"mask": tk.Mask.segments(IDS, bad(IDS.int()))}),
     "two-ids": (
         "Segments.q_ids",

@@ -175,6 +175,47 @@ class Positions(Constraint):
 
 
 @dataclass(frozen=True, repr=False)
+class Intervals(Constraint):
+    """Random intervals of positions, of which some are empty, or all but these.
+
+    `q_dims`, `k_dims`: those of "bh" in which they differ."""
+
+    sides: str = "both"
+    """low, high or both"""
+    inside: bool = True
+    q_dims: str = "b"
+    k_dims: str = ""
+    seed: int = 0
+
+    def _tensors(self, sizes: Sizes) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        generator = torch.Generator().manual_seed(self.seed)
+
+        def positions(dims: str, length: int) -> Tensor:
+            B, H = (n if name in dims else 1 for name, n in zip("bh", sizes[:2], strict=True))
+            return (torch.rand(B, H, length, generator=generator) * sizes.N).long()
+
+        low, high = (positions(self.q_dims, sizes.M) for _ in range(2))
+        k_pos = positions(self.k_dims, sizes.N).sort().values
+        return (
+            None if self.sides == "high" else low.int() - sizes.N // 2,
+            None if self.sides == "low" else high,
+            k_pos,
+        )
+
+    def mask(self, sizes: Sizes) -> Mask:
+        return Mask.intervals(*self._tensors(sizes), inside=self.inside)
+
+    def visible(self, sizes: Sizes) -> Tensor:
+        low, high, k_pos = self._tensors(sizes)
+        visible = torch.ones(sizes.M, sizes.N, dtype=torch.bool)
+        if low is not None:
+            visible = visible & (low[..., None] <= k_pos[..., None, :])
+        if high is not None:
+            visible = visible & (k_pos[..., None, :] <= high[..., None])
+        return visible == self.inside
+
+
+@dataclass(frozen=True, repr=False)
 class Dense(Constraint):
     """True with a probability of `share` percent, but in no element of the third row of four or
     more and of the fourth column."""

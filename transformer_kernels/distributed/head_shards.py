@@ -6,6 +6,7 @@ Tensors by token are gathered; tensors by head are cut.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from ..masks.constraints import (
     BlockSparse,
     Constraint,
     Dense,
+    Intervals,
     KeyRange,
     Positions,
     Segments,
@@ -102,9 +104,9 @@ class HeadShards:
                 q_ids = self._tokens(one.q_ids)
                 k_ids = q_ids if one.k_ids is one.q_ids else self._tokens(one.k_ids)
                 return replace(one, q_ids=q_ids, k_ids=k_ids)
-            case Positions():
-                q_pos, k_pos = (self._positions(x) for x in (one.q_pos, one.k_pos))
-                return replace(one, q_pos=q_pos, k_pos=k_pos)
+            case Positions() | Intervals():
+                parts: Any = {name: self._positions(x) for name, x in one.tensors().items()}
+                return replace(one, **parts)
             case Dense():
                 return Dense(self._by_row(one.attn_mask.view(torch.uint8)).view(torch.bool))
             case BlockSparse():

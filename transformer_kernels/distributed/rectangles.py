@@ -13,6 +13,7 @@ from ..masks.constraints import (
     Align,
     Constraint,
     Dense,
+    Intervals,
     Positions,
     Segments,
     blocks_part,
@@ -179,7 +180,7 @@ def _resolve(
     others: list[Constraint] = []
     for one in mask.constraints:
         match one:
-            case Segments() | Positions():
+            case Segments() | Positions() | Intervals():
                 by_token.append(one)
             case Dense():
                 by_row.append(one)

@@ -21,6 +21,7 @@ Align = Literal["top_left", "bottom_right"]
 
 UNBOUNDED = 1 << 62
 """Diagonal offset beyond every index; index + UNBOUNDED still fits in 64 bits."""
+_LIMITS = torch.iinfo(torch.int64)
 
 
 def check_align(align: Align) -> None:
@@ -133,11 +134,11 @@ class Segments:
     def part(self, rows: range, columns: range, M: int, N: int) -> Segments:
         return Segments(_within(self.q_ids, rows), _within(self.k_ids, columns), self.equal)
 
-    def intervals(self) -> Intervals:
+    def test(self) -> PositionTest:
         low = high = self.q_ids.long()[:, None]
         if not self.equal:
             low, high = low + 1, high - 1
-        return Intervals(low, high, self.k_ids.long()[:, None])
+        return PositionTest(low, high, self.k_ids.long()[:, None])
 
     def extent(self) -> tuple[int, int]:
         return self.q_ids.shape[0], 1
@@ -181,30 +182,76 @@ class Positions:
         q_pos, k_pos = _within(self.q_pos, rows), _within(self.k_pos, columns)
         return Positions(q_pos, k_pos, self.left, self.right)
 
-    def intervals(self) -> Intervals:
+    def test(self) -> PositionTest:
         q_pos = _clamped(self.q_pos)
-        limits = torch.iinfo(torch.int64)
-        low = torch.full_like(q_pos, limits.min) if self.left is None else q_pos - self.left
-        high = torch.full_like(q_pos, limits.max) if self.right is None else q_pos + self.right
+        low = torch.full_like(q_pos, _LIMITS.min) if self.left is None else q_pos - self.left
+        high = torch.full_like(q_pos, _LIMITS.max) if self.right is None else q_pos + self.right
         if self.left is not None and self.right is not None and self.left + self.right < 0:
-            low = high = torch.full_like(q_pos, limits.min)  # below every position
-        return Intervals(low, high, _clamped(self.k_pos))
+            low = high = torch.full_like(q_pos, _LIMITS.min)  # below every position
+        return PositionTest(low, high, _clamped(self.k_pos))
 
     def extent(self) -> tuple[int, int]:
-        shapes = _sizes(self.q_pos), _sizes(self.k_pos)
-        return max(shape[0] for shape in shapes), max(shape[1] for shape in shapes)
+        return _extent_of(self)
 
     def check(self, B: int, H: int, M: int, N: int) -> None:
-        for name, positions, length in (("q_pos", self.q_pos, M), ("k_pos", self.k_pos, N)):
-            sizes = _sizes(positions)
-            if sizes[0] not in (1, B) or sizes[1] not in (1, H) or sizes[2] != length:
-                raise ValueError(
-                    f"the mask's {name} must be (batch or 1, heads or 1, length) = "
-                    f"({B} or 1, {H} or 1, {length}), got {tuple(positions.shape)}"
-                )
+        _check_positions(self, B, H, M, N)
 
 
-class Intervals(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Intervals:
+    """Visible: low[b, h, i] <= k_pos[b, h, j] <= high[b, h, i]; if not `inside`, all but these.
+
+    Integers (1|B, 1|H, M) and (1|B, 1|H, N), or without H. A bound of None is unbounded.
+    """
+
+    low: Tensor | None
+    high: Tensor | None
+    k_pos: Tensor
+    inside: bool = True
+
+    def tensors(self) -> dict[str, Tensor]:
+        given = {"low": self.low, "high": self.high, "k_pos": self.k_pos}
+        return {name: x for name, x in given.items() if x is not None}
+
+    def visible(self, M: int, N: int, device: torch.device) -> Tensor:
+        low, high, k_pos = self._bounds()
+        inside = (low[..., None] <= k_pos[..., None, :]) & (k_pos[..., None, :] <= high[..., None])
+        return inside if self.inside else ~inside
+
+    def part(self, rows: range, columns: range, M: int, N: int) -> Intervals:
+        low, high = (None if x is None else _within(x, rows) for x in (self.low, self.high))
+        return Intervals(low, high, _within(self.k_pos, columns), self.inside)
+
+    def test(self) -> PositionTest:
+        low, high, k_pos = self._bounds()
+        lowest, highest = _LIMITS.min, _LIMITS.max
+        is_empty = low > high
+        if self.inside:  # an empty one: a point where no key is
+            return PositionTest(
+                torch.where(is_empty, lowest, low), torch.where(is_empty, lowest, high), k_pos
+            )
+        return PositionTest(
+            torch.where(is_empty, lowest, high + 1), torch.where(is_empty, highest, low - 1), k_pos
+        )
+
+    def _bounds(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns low, high and k_pos with three dimensions."""
+        given = self.low if self.low is not None else self.high
+        assert given is not None
+        low, high = (
+            _clamped(given).new_full((), limit) if x is None else _clamped(x)
+            for x, limit in ((self.low, -UNBOUNDED), (self.high, UNBOUNDED))
+        )
+        return *torch.broadcast_tensors(low, high), _clamped(self.k_pos)
+
+    def extent(self) -> tuple[int, int]:
+        return _extent_of(self)
+
+    def check(self, B: int, H: int, M: int, N: int) -> None:
+        _check_positions(self, B, H, M, N)
+
+
+class PositionTest(NamedTuple):
     """Position test of the kernels: int64 low and high (1|B, 1|H, M), position (1|B, 1|H, N).
 
     Visible: low[b, h, i] <= position[b, h, j] <= high[b, h, i] on the circle of 64-bit integers:
@@ -285,7 +332,7 @@ class BlockSparse:
             )
 
 
-Constraint = Window | KeyRange | Segments | Positions | Dense | BlockSparse
+Constraint = Window | KeyRange | Segments | Positions | Intervals | Dense | BlockSparse
 
 
 def blocks_part(blocks: Tensor, block_size: int, rows: range, columns: range) -> tuple[Tensor, int]:
@@ -303,6 +350,22 @@ def blocks_part(blocks: Tensor, block_size: int, rows: range, columns: range) ->
 def _within(x: Tensor, tokens: range) -> Tensor:
     """Returns the tokens of x (..., length)."""
     return x[..., tokens.start : tokens.stop]
+
+
+def _extent_of(one: Positions | Intervals) -> tuple[int, int]:
+    batches, heads, _ = zip(*map(_sizes, one.tensors().values()), strict=True)
+    return max(batches), max(heads)
+
+
+def _check_positions(one: Positions | Intervals, B: int, H: int, M: int, N: int) -> None:
+    for name, positions in one.tensors().items():
+        length = N if name == "k_pos" else M
+        sizes = _sizes(positions)
+        if sizes[0] not in (1, B) or sizes[1] not in (1, H) or sizes[2] != length:
+            raise ValueError(
+                f"the mask's {name} must be (batch or 1, heads or 1, length) = "
+                f"({B} or 1, {H} or 1, {length}), got {tuple(positions.shape)}"
+            )
 
 
 def _sizes(positions: Tensor) -> tuple[int, int, int]:

@@ -18,7 +18,7 @@ from ..common.argument_checks import (
     shown,
 )
 from ..common.storage import check_storage
-from . import visualize
+from . import unions, visualize
 from .block_mask import check_block_mask, full_tiles, partial_tiles, visible_pairs
 from .constraints import (
     UNBOUNDED,
@@ -26,6 +26,7 @@ from .constraints import (
     BlockSparse,
     Constraint,
     Dense,
+    Intervals,
     KeyRange,
     Positions,
     Segments,
@@ -123,11 +124,7 @@ class Mask:
         """
         check_bool("equal", equal)
         k_ids = q_ids if k_ids is None else k_ids
-        for name, ids in (("q_ids", q_ids), ("k_ids", k_ids)):
-            check_tensor(name, ids, INTEGERS, wanted="a tensor of integers")
-            if ids.dim() != 2:
-                raise ValueError(f"{name} must be (batch, length), got shape {tuple(ids.shape)}")
-        return Mask((Segments(q_ids.resolve_neg(), k_ids.resolve_neg(), equal),))
+        return Mask((Segments(_ids("q_ids", q_ids), _ids("k_ids", k_ids), equal),))
 
     @staticmethod
     def positions(
@@ -149,6 +146,113 @@ class Mask:
         """
         q_pos, k_pos = _positions("q_pos", q_pos), _positions("k_pos", k_pos)
         return Mask((Positions(q_pos, k_pos, _extent("left", left), _extent("right", right)),))
+
+    @staticmethod
+    def intervals(
+        low: Tensor | None, high: Tensor | None, k_pos: Tensor, *, inside: bool = True
+    ) -> Mask:
+        """Interval mask: low[b, h, i] <= k_pos[b, h, j] <= high[b, h, i] is visible.
+
+        An interval of positions for each query. With `k_pos` = arange(N) these are keys from low to
+        high. The named masks below are intersections of such.
+
+        Args:
+            low: integers (B or 1, M) or (B or 1, H or 1, M), the first visible position of each
+                query. None is unbounded. At most 2^62 - 1 in magnitude; others are clamped.
+            high: the last visible position, as `low`. A query with high < low sees no key.
+            k_pos: integers (B or 1, N) or (B or 1, H or 1, N), the position of each key.
+            inside: with False, all but the keys of the interval are visible.
+
+        Raises:
+            ValueError: low and high are None, or a shape differs.
+        """
+        check_bool("inside", inside)
+        if low is None and high is None:
+            raise ValueError("low or high must be a tensor, got None for both")
+        low = None if low is None else _positions("low", low)
+        high = None if high is None else _positions("high", high)
+        return Mask((Intervals(low, high, _positions("k_pos", k_pos), inside),))
+
+    @staticmethod
+    def prefix_lm(prefix_lengths: Tensor, length: int) -> Mask:
+        """Prefix mask: j <= i or j < prefix_lengths[b] is visible: causal after a prefix.
+
+        Args:
+            prefix_lengths: integers (B,).
+            length: number of queries and of keys. `sliced` gives the mask of the last queries.
+
+        Source: Raffel et al. 2020, arXiv:1910.10683, section 3.2.1.
+        """
+        prefix_lengths = _vector("prefix_lengths", prefix_lengths)
+        check_storage((("prefix_lengths", prefix_lengths),))
+        return Mask(unions.prefix_lm(prefix_lengths, _size("length", length)))
+
+    @staticmethod
+    def blocks(ids: Tensor) -> Mask:
+        """Blockwise causal mask: j <= i, or j in the same block as i, is visible.
+
+        A block is a run of tokens with the same id, at least 0: an image among text, or a step of
+        a rollout. Tokens with negative ids are in no block.
+
+        Args:
+            ids: integers (B, length), the block of each query and key.
+        """
+        ids = _ids("ids", ids)
+        check_storage((("ids", ids),))
+        return Mask(unions.blocks(ids))
+
+    @staticmethod
+    def shared_prefix(ids: Tensor) -> Mask:
+        """Causal mask of continuations of one prefix: several answers to a prompt in one row.
+
+        A token sees the tokens before it of its own run of equal ids, and those of the row's first
+        run, the prefix.
+
+        Args:
+            ids: integers (B, length), for example 0 for the prefix, and the number of the answer.
+        """
+        ids = _ids("ids", ids)
+        check_storage((("ids", ids),))
+        return Mask(unions.shared_prefix(ids))
+
+    @staticmethod
+    def global_window(
+        length: int, tokens: int, window: int, *, device: torch.device | str | None = None
+    ) -> Mask:
+        """Window with global tokens: |i - j| <= window, i < tokens or j < tokens is visible.
+
+        With `& Mask.causal()` it is a causal window with attention sinks.
+
+        Args:
+            length: number of queries and of keys.
+            tokens: global tokens at the start, which see all tokens and are seen by all.
+            window: visible keys on either side.
+            device: device of the mask. Default: the CPU.
+
+        Source: Beltagy et al. 2020, arXiv:2004.05150, section 3.1; Xiao et al. 2024,
+        arXiv:2309.17453.
+        """
+        sizes = _size("length", length), _size("tokens", tokens), _size("window", window)
+        return Mask(unions.global_window(*sizes, device))
+
+    @staticmethod
+    def block_diffusion(
+        length: int, block: int, *, device: torch.device | str | None = None
+    ) -> Mask:
+        """Training mask of block diffusion, for `length` noisy tokens and then as many clean ones.
+
+        A noisy token sees the noisy tokens of its block and the clean ones of the blocks before it.
+        A clean token sees the clean tokens of its block and of those before it.
+
+        Args:
+            length: number of noisy tokens, and of clean ones: M = N = 2 length.
+            block: tokens of a block, at least 1. The last block may be shorter.
+            device: device of the mask. Default: the CPU.
+
+        Source: Arriola et al. 2025, arXiv:2503.09573.
+        """
+        sizes = _size("length", length), _size("block", block, 1)
+        return Mask(unions.block_diffusion(*sizes, device))
 
     @staticmethod
     def dense(attn_mask: Tensor) -> Mask:
@@ -355,6 +459,18 @@ def _with_dimensions(name: str, x: Tensor, dims: int) -> Tensor:
     except RuntimeError:
         check_storage(((name, x),))
         raise
+
+
+def _size(name: str, value: int, least: int = 0) -> int:
+    check_int(name, value, least, (1 << 31) - 1)
+    return value
+
+
+def _ids(name: str, value: Tensor) -> Tensor:
+    check_tensor(name, value, INTEGERS, wanted="a tensor of integers")
+    if value.dim() != 2:
+        raise ValueError(f"{name} must be (batch, length), got shape {tuple(value.shape)}")
+    return value.resolve_neg()
 
 
 def _positions(name: str, value: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from .constraints import (
     Intervals,
     KeyRange,
     Positions,
+    PositionTest,
     Segments,
     Window,
 )
@@ -114,10 +115,10 @@ class ResolvedMask(NamedTuple):
         if self.blocks is not None:
             yield BlockSparse(self.blocks, self.block_size)
 
-    def _tests(self) -> Iterator[Intervals]:
+    def _tests(self) -> Iterator[PositionTest]:
         if self.q_low is not None and self.q_high is not None and self.k_position is not None:
             for one in zip(self.q_low, self.q_high, self.k_position, strict=True):
-                yield Intervals(*one)
+                yield PositionTest(*one)
 
 
 ALL_VISIBLE = ResolvedMask()
@@ -133,7 +134,7 @@ def resolve(mask: Mask, B: int, H: int, M: int, N: int, align: Align = "top_left
     """
     windows: list[Window] = []
     ranges: list[KeyRange] = []
-    tests: list[Intervals] = []
+    tests: list[PositionTest] = []
     dense: Tensor | None = None
     blocks: Tensor | None = None
     size = 0
@@ -144,10 +145,10 @@ def resolve(mask: Mask, B: int, H: int, M: int, N: int, align: Align = "top_left
                 windows.append(one)
             case KeyRange():
                 ranges.append(one)
-            case Segments() | Positions():
+            case Segments() | Positions() | Intervals():
                 kind = type(one).__name__
                 check_storage((f"the mask's {kind}.{x}", y) for x, y in one.tensors().items())
-                tests.append(one.intervals())
+                tests.append(one.test())
             case Dense():
                 dense = _merge(torch.bitwise_and, dense, one.attn_mask)
             case BlockSparse():

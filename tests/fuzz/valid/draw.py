@@ -21,6 +21,7 @@ from tests.support.masks import (
     Blocks,
     Constraint,
     Dense,
+    Intervals,
     KeyRange,
     Order,
     Positions,
@@ -297,7 +298,8 @@ def _relative(
 
 def _constraints(draw: Draw, length: int) -> tuple[Constraint, ...]:
     """Up to three constraints of any kind."""
-    kinds = st.sampled_from((_window, _key_range, _segments, _positions, _dense_mask, _blocks))
+    by_token = _key_range, _segments, _positions, _intervals
+    kinds = st.sampled_from((_window, *by_token, _dense_mask, _blocks))
     return tuple(draw(kinds)(draw, length) for _ in range(draw(st.integers(0, 3))))
 
 
@@ -335,6 +337,12 @@ def _positions(draw: Draw, length: int) -> Positions:
     return Positions(
         draw(side), draw(side), draw(dims), draw(dims), draw(order), draw(order), _seed(draw)
     )
+
+
+def _intervals(draw: Draw, length: int) -> Intervals:
+    dims = st.sampled_from(["", "b", "h", "bh"])
+    sides = pick(draw, "both", "low", "high")
+    return Intervals(sides, draw(st.booleans()), draw(dims), draw(dims), _seed(draw))
 
 
 def _dense_mask(draw: Draw, length: int = 0) -> Dense:

@@ -21,6 +21,7 @@ from tests.support.masks import (
     CAUSAL_END,
     Blocks,
     Dense,
+    Intervals,
     KeyRange,
     Positions,
     Segments,
@@ -37,6 +38,7 @@ EVERY_MASK = (
     Segments(count=2, ordered=False),
     Segments(length=7, without=(2, 3), gap=(4, 6), equal=False),
     Positions(4, 3, "bh", "b", "shuffled"),
+    Intervals("low", False, "bh", "h", 3),
     Dense("bhmn", share=90, byte=255),
     Blocks(7, by_head=True, share=90),
 )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tests.integrations.huggingface.tiny_models import PADDINGS, padding, transformers
 from transformer_kernels import Mask
@@ -15,11 +16,26 @@ from transformer_kernels.integrations.huggingface import structure
 from transformer_kernels.integrations.huggingface.attention import attention_forward
 from transformer_kernels.integrations.huggingface.lazy_mask import LazyMask, additive
 from transformer_kernels.integrations.huggingface.mask import create_mask
-from transformer_kernels.masks.constraints import Dense, KeyRange, Positions, Segments, Window
+from transformer_kernels.masks.constraints import (
+    Dense,
+    Intervals,
+    KeyRange,
+    Positions,
+    Segments,
+    Window,
+)
 
 pytestmark = pytest.mark.exhaustive  # `make test` does not install transformers
 
 DOCUMENTS = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2], [0] * 11, list(range(11))])
+
+IMAGES = pad(
+    torch.tensor([[-1, 0, 0, 0, -1, 1, 1, 2, 2, -1, -1], [0] * 5 + [-1] * 6, [-1] * 6 + [3] * 5]),
+    (0, 4), value=-1,
+)  # fmt: skip
+"""Blocks of the tokens of images, and no block at positions of a cache that are not in use."""
+ONE_IMAGE = torch.where(torch.arange(45).reshape(3, 15) % 4 < 2, 0, -1)
+SCATTERED = torch.arange(45).reshape(3, 15) % 4 - 1
 
 
 def mask_functions() -> dict[str, Callable[..., Any]]:
@@ -33,10 +49,28 @@ def mask_functions() -> dict[str, Callable[..., Any]]:
         positions = same.tril().sum(-1) - 1
         return library.packed_sequence_compatibility_function(function, positions, DOCUMENTS)
 
+    def joined(function: Callable[..., Any], ids: Tensor = IMAGES) -> Any:
+        return library.or_masks(function, library.blockwise_overlay(ids))
+
+    sliding = library.sliding_window_causal_mask_function(4)
+    both_ways = models_overlay(4)
+    local = library.sliding_window_overlay(3)
     return {
+        "blocks": joined(causal),
+        "blocks_local": library.and_masks(joined(causal), local),
+        "blocks_or_sliding": joined(sliding),
+        "blocks_or_either_way": joined(library.or_masks(sliding, both_ways)),
+        "one_block": joined(causal, ONE_IMAGE),
+        "one_block_local": library.and_masks(joined(causal, ONE_IMAGE), local),
+        "no_block": joined(sliding, torch.full_like(IMAGES, -1)),
+        "blocks_alone": library.blockwise_overlay(IMAGES[:, :11]),
+        "always": library.or_masks(causal, lambda *args: torch.tensor(True, dtype=torch.bool)),
+        "either_way": library.or_masks(sliding, both_ways),
+        "scattered_blocks": joined(causal, SCATTERED),
+        "one_block_or_sliding": joined(sliding, ONE_IMAGE),
         "causal": causal,
         "bidirectional": library.bidirectional_mask_function,
-        "sliding": library.sliding_window_causal_mask_function(4),
+        "sliding": sliding,
         "sliding_both_ways": library.sliding_window_bidirectional_mask_function(3),
         "chunked": chunks,
         "packed": packed(causal),
@@ -45,6 +79,14 @@ def mask_functions() -> dict[str, Callable[..., Any]]:
         "either": library.or_masks(causal, lambda b, h, q, k: k == 7),
         "custom": lambda b, h, q, k: (q + k) % 3 != 0,
     }
+
+
+def models_overlay(size: int) -> Callable[..., Any]:
+    """The window of a bidirectional model, which is defined in the model's file."""
+    from transformers.models.gemma3 import modeling_gemma3 as library
+
+    overlay: Callable[..., Any] = library._bidirectional_window_overlay(size)
+    return overlay
 
 
 def masking_utils() -> Any:
@@ -61,9 +103,11 @@ def bool_padding(kind: str) -> Tensor | None:
 
 NAMES = (
     *("causal", "bidirectional", "sliding", "sliding_both_ways", "chunked", "packed"),
-    *("packed_sliding", "packed_chunked", "either", "custom"),
+    *("packed_sliding", "packed_chunked", "either", "custom", "blocks", "blocks_local"),
+    *("blocks_or_sliding", "blocks_or_either_way", "one_block", "one_block_local", "no_block"),
+    *("blocks_alone", "always", "either_way", "scattered_blocks", "one_block_or_sliding"),
 )
-DENSE = ("packed_chunked", "either", "custom")
+DENSE = ("packed_chunked", "either", "custom", "scattered_blocks", "one_block_or_sliding")
 """Functions without a structure that a `Mask` has."""
 SIZES = ((11, 11, 0, 0), (5, 11, 6, 0), (5, 9, 6, 2), (4, 14, 3, 0), (1, 11, 10, 0), (1, 7, 10, 4))
 """M, N and the first positions: whole sequences, cached keys, a sliding cache, a static cache, with
@@ -87,7 +131,7 @@ def call(function: Callable[..., Any], M: int, N: int, **more: Any) -> tuple[Ten
         for name in NAMES
         for sizes in SIZES
         # transformers finds packed documents in whole sequences only
-        if sizes == SIZES[0] or not name.startswith("packed")
+        if sizes == SIZES[0] or not name.startswith(("packed", "blocks_alone"))
     ],
 )
 def test_values_are_those_of_eager(
@@ -118,6 +162,13 @@ def test_values_are_those_of_eager(
         ("chunked", {}, {Window, Segments}),
         ("packed", {}, {Window, Segments}),
         ("causal", {"q_offset": 4, "q_length": 7}, {Window}),
+        ("blocks", {}, {Intervals}),
+        ("blocks_local", {"attention_mask": "left"}, {Window, Intervals, KeyRange}),
+        ("one_block", {}, {Intervals}),
+        ("no_block", {}, {Window}),
+        ("always", {}, set()),
+        ("either_way", {}, {Window}),
+        ("blocks", {"q_offset": torch.tensor(7), "q_length": 1}, {KeyRange}),
         ("causal", {"q_offset": torch.tensor(10), "q_length": 1}, {KeyRange}),
     ],
 )

@@ -28,6 +28,7 @@ _SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 4}
 _TOKENS = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _TEXT = _SIZES | _TOKENS | {"max_position_embeddings": 64}
 _GROUPED = _TEXT | {"num_key_value_heads": 2, "head_dim": 8}
+_HEADS = {"num_key_value_heads": 4, "head_dim": 8}
 _SLIDING = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
 _EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
 _SEQ2SEQ = _TOKENS | {"decoder_start_token_id": 1, "d_model": 32}
@@ -48,6 +49,8 @@ class Tiny:
     sizes: dict[str, Any]
     kind: Literal["decoder", "encoder", "seq2seq", "image", "pair"]
     output: str = "logits"
+    image_tokens: str = ""
+    """Argument that says which tokens of a text are those of images"""
     config: str = ""
     """Name of the class; default: that of the model with "Config" after the family."""
 
@@ -81,6 +84,34 @@ TINY = {
         | {"layer_types": ["chunked_attention", "full_attention"]},
         "decoder",
         config="Llama4TextConfig",
+    ),
+    "gemma3_images": Tiny(
+        "Gemma3ForConditionalGeneration",
+        {"text_config": _GROUPED | _SLIDING, "vision_config": _IMAGE, "mm_tokens_per_image": 1},
+        "decoder",
+        image_tokens="token_type_ids",
+    ),
+    "paligemma": Tiny(
+        "PaliGemmaForConditionalGeneration",
+        {"text_config": _GROUPED | {"model_type": "gemma"}, "projection_dim": 32}
+        | {"vision_config": _IMAGE | {"model_type": "siglip_vision_model"}},
+        "decoder",
+        image_tokens="token_type_ids",
+        config="PaliGemmaConfig",
+    ),
+    "molmo2": Tiny(
+        "Molmo2ForConditionalGeneration",
+        {"text_config": _GROUPED, "vit_config": _SIZES | _HEADS | {"image_size": [20, 20]}}
+        | {"adapter_config": _SIZES | _HEADS | {"vit_layers": [-1], "text_hidden_size": 32}},
+        "decoder",
+        image_tokens="mm_token_type_ids",
+    ),
+    "embedding_gemma": Tiny(
+        "Gemma3TextModel",
+        _GROUPED | _SLIDING | {"use_bidirectional_attention": True},
+        "encoder",
+        "last_hidden_state",
+        config="Gemma3TextConfig",
     ),
     "bert": Tiny("BertForMaskedLM", _TEXT, "encoder"),
     "modernbert": Tiny(
@@ -197,6 +228,12 @@ def inputs(name: str, kind_of_padding: str) -> tuple[Inputs, Tensor | None]:
     if kind == "pair":
         text["input_ids"][torch.arange(3), -1 if visible is None else _last(visible)] = END
         return text | {"pixel_values": images}, None
+    if TINY[name].image_tokens:
+        runs = torch.tensor(
+            [[3, 6, 3, 3, 4], [0, 4, 8, 7, 0], [16, 3, 0, 0, 0]]
+        )  # text, image, ...
+        types = [torch.arange(5).repeat_interleave(row) % 2 for row in runs]
+        text[TINY[name].image_tokens] = torch.stack(types)
     if kind != "seq2seq":
         return text, visible
     if name == "whisper":

@@ -126,11 +126,11 @@ def create_divided_mask(
     structure = structure_of(function, whole)
     if structure is None:
         raise ValueError(f"the mask function {function} is not supported on a divided sequence")
-    mask = structure.mask
+    mask = structure.mask(whole)
     if structure.is_packed:  # the documents of a shard; those of the sequence follow by position
         mask = Mask(tuple(one for one in mask.constraints if not isinstance(one, Segments)))
     if mask.tensors():
-        raise ValueError(f"chunked attention is not supported on a divided sequence, got {mask}")
+        raise ValueError(f"chunks and blocks are not supported on a divided sequence, got {mask}")
     if attention_mask is not None:
         visible = here.unshard(attention_mask.byte(), 1).bool()
         mask = mask & padding_mask(visible, attention_mask, grid.M)

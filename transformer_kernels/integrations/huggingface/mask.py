@@ -37,9 +37,9 @@ def create_mask(
     on the module.
 
     The result is a `LazyMask`, except while a graph is traced. The mask has structure if it is an
-    intersection of causal masks, windows, chunks, packed documents and padding; while a graph is
-    traced, if it is causal or full. Otherwise it is dense. Under `distributed.context_parallel` it
-    is the mask of the undivided sequence.
+    intersection of causal masks, windows, chunks, packed documents, padding, and unions of windows
+    and blocks; while a graph is traced, if it is causal or full. Otherwise it is dense. Under
+    `distributed.context_parallel` it is the mask of the undivided sequence.
 
     Args:
         batch_size: B.
@@ -84,7 +84,7 @@ def create_mask(
             values.mask, values.may_be_packed, values.tokens = mask, may_be_packed, tokens
             return values  # type: ignore[no-any-return]
     else:
-        mask, may_be_packed = structure.mask, grid.is_square and not structure.is_packed
+        mask, may_be_packed = structure.mask(grid), grid.is_square and not structure.is_packed
         if tokens is not None:
             mask = mask & padding_mask(tokens, tokens, grid.M, keep_full=grid.is_static_step)
     size = batch_size, q_length, kv_length
