@@ -3,7 +3,9 @@
 Each model has the widths of a published one, two layers of each kind, a vocabulary of 1,000 and
 random weights. It returns hidden states. "padded" rows have lengths spread evenly from a token to
 the whole row. `fwd+bwd` is a forward and a backward pass; `decode` a forward pass of one token with
-a static cache of twice the prompt. Outputs at tokens are first compared with those of "eager".
+a static cache of twice the prompt. "cpu-packed" is our kernels on the tokens of all rows in one,
+without padding, as `DataCollatorWithFlattening` makes it. Outputs at tokens are first compared with
+those of "eager".
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from transformer_kernels.bench.contenders import Contender
 from transformer_kernels.bench.workload import Workload
 from transformer_kernels.integrations.huggingface import NAME, register
 
-IMPLEMENTATIONS = {"eager": "naive", "sdpa": "sdpa", NAME: "cpu"}
-"""`attn_implementation`, and the variant in rows."""
+IMPLEMENTATIONS = {"naive": "eager", "sdpa": "sdpa", "cpu": NAME, "cpu-packed": NAME}
+"""`attn_implementation` by the variant in rows."""
 BAND = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 """Largest difference from "eager", relative to the largest value. "eager" itself rounds its weights
 to half precision."""
@@ -42,6 +44,8 @@ class Model:
     length: int
     """tokens of a row; of the encoder, if there is one"""
     padded: bool = False
+    packs: bool = False
+    """the padded rows are measured in one row too"""
     decodes: bool = False
     more: dict[str, Any] = field(default_factory=dict)
     """tensors besides token ids, by shape"""
@@ -62,7 +66,7 @@ MODELS = {
     "bert": Model(
         kind="Bert",
         sizes=_BASE | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
-        batch=8, length=512, padded=True,
+        batch=8, length=512, padded=True, packs=True,
     ),
     "modernbert": Model(
         kind="ModernBert", sizes=_BASE | {"pad_token_id": 0} | _LOCAL_AND_FULL,
@@ -83,7 +87,7 @@ MODELS = {
     ),
     "qwen3-0.6b": Model(
         kind="Qwen3", sizes=_decoder(1024, 16, 8, 128, 3072), batch=2, length=1024, padded=True,
-        decodes=True,
+        packs=True, decodes=True,
     ),
     "gemma2-2b": Model(
         kind="Gemma2", sizes=_decoder(2304, 8, 4, 256, 9216) | _LOCAL_AND_FULL,
@@ -157,6 +161,17 @@ def batch_of(model: Model, dtype: torch.dtype) -> dict[str, Tensor]:
     return arguments
 
 
+def packed(arguments: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the tokens of padded rows in one row, their positions and boundaries."""
+    visible = arguments["attention_mask"].bool()
+    lengths = visible.sum(1)
+    bounds = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).int()
+    positions = torch.arange(visible.shape[1]).expand_as(visible)
+    rows = {"input_ids": arguments["input_ids"], "position_ids": positions}
+    joined = {name: row[visible][None] for name, row in rows.items()}
+    return joined | {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds}
+
+
 def output_of(model: Any, arguments: dict[str, Any]) -> Tensor:
     """Returns the last hidden states, (B, length, width)."""
     hidden: Tensor = model(**arguments).last_hidden_state
@@ -173,14 +188,17 @@ def compared(name: str, model: Model, dtype: torch.dtype, run: Run) -> Iterator[
     register()
     arguments = batch_of(model, dtype)
     visible = arguments.get("attention_mask")
-    built: dict[str, Any] = {}
+    built: dict[str, tuple[Any, dict[str, Tensor]]] = {}
     errors: dict[str, float] = {}
     expected: Tensor | None = None
-    for implementation, variant in IMPLEMENTATIONS.items():
+    for variant, implementation in IMPLEMENTATIONS.items():
+        if variant == "cpu-packed" and not model.packs:
+            continue
+        given = packed(arguments) if variant == "cpu-packed" else arguments
         try:
             one = build(model, dtype, implementation)
             with torch.no_grad():
-                output = output_of(one, arguments)
+                output = output_of(one, given)
         except ValueError as error:
             if variant != "sdpa":
                 raise
@@ -188,22 +206,24 @@ def compared(name: str, model: Model, dtype: torch.dtype, run: Run) -> Iterator[
             continue
         if visible is not None and visible.shape == output.shape[:2]:
             output = output[visible.bool()]
+        output = output.flatten(0, -2)
         expected = output if expected is None else expected
         label = f"{model.kind}, {dtype}: {variant}"
         errors[variant] = relative_error(label, output, expected, BAND[dtype])
-        built[variant] = one
-    case = sizes_of(name, model, built["naive"].config, arguments, dtype)
-    kinds: list[tuple[Sizes, Direction, Callable[[Any], Workload]]] = [
-        (case, "fwd", partial(forward, arguments=arguments)),
-        (case, "fwd+bwd", partial(backward, arguments=arguments)),
+        built[variant] = one, given
+    case = sizes_of(name, model, built["naive"][0].config, arguments, dtype)
+    kinds: list[tuple[Sizes, Direction, Callable[..., Workload]]] = [
+        (case, "fwd", forward),
+        (case, "fwd+bwd", backward),
     ]
     if model.decodes:
         one_token = replace(case, name=f"{name}, decode", M=1, N=2 * model.length)
         kinds.append((one_token, "fwd", Decoding(model, arguments)))
     for sizes, direction, prepare in kinds:
         contenders = [
-            Contender(sizes, direction, variant, partial(prepare, one), errors[variant])
-            for variant, one in built.items()
+            Contender(sizes, direction, variant, partial(prepare, *of_variant), errors[variant])
+            for variant, of_variant in built.items()
+            if sizes is case or variant != "cpu-packed"
         ]
         yield run.timed(contenders, replace(run.budget, fewest=3))
 
@@ -240,7 +260,7 @@ class Decoding:
         self._prompt = arguments["input_ids"]
         self._caches: dict[int, Any] = {}
 
-    def __call__(self, one: Any) -> Workload:
+    def __call__(self, one: Any, arguments: dict[str, Tensor]) -> Workload:
         from transformers import StaticCache
 
         if id(one) not in self._caches:

@@ -19,6 +19,7 @@ BLOCK = 64
 def cases() -> list[Case]:
     length, blocks = LENGTH, LENGTH // BLOCK
     causal = Mask.causal()
+    answers = torch.arange(length)[None] // (length // 9)
     masks = [
         ("full", "none", None),
         ("causal", "causal", causal),
@@ -33,6 +34,9 @@ def cases() -> list[Case]:
         ("positions, zigzag", "positions", causal_by(zigzag(length))),
         ("positions, shuffled", "positions", causal_by(torch.randperm(length))),
         ("documents of 128, causal", "segments and causal", documents(length, 128) & causal),
+        ("images of 256 in text", "blocks", Mask.blocks(images(length, 256))),
+        ("8 answers to a prompt", "shared_prefix", Mask.shared_prefix(answers)),
+        ("global and window 64", "global_window", Mask.global_window(length, 16, 64)),
         ("local blocks", "block_sparse", Mask.block_sparse(local(blocks, blocks, 4), BLOCK)),
         ("strided blocks", "block_sparse", Mask.block_sparse(strided(blocks, blocks, 4), BLOCK)),
         ("fixed blocks", "block_sparse", Mask.block_sparse(fixed(blocks, blocks, 4), BLOCK)),
@@ -46,6 +50,12 @@ def cases() -> list[Case]:
 def documents(length: int, size: int) -> Mask:
     """Segment mask of documents of `size` tokens in one row."""
     return Mask.segments(torch.arange(length)[None] // size)
+
+
+def images(length: int, size: int) -> torch.Tensor:
+    """Block ids: images of `size` tokens, and as many tokens of text after each."""
+    number = torch.arange(length)[None] // size
+    return torch.where(number % 2 == 0, number, -1)
 
 
 def key_range(start: int, end: int) -> Mask:

@@ -27,9 +27,12 @@ from tests.integrations.huggingface.tiny_models import (
     tokens,
     transformers,
 )
-from transformer_kernels import Mask
-from transformer_kernels.integrations.huggingface import NAME
+from transformer_kernels import Mask, enabled
+from transformer_kernels.integrations import torch_sdpa, torch_switch
+from transformer_kernels.integrations.huggingface import NAME, mask
 from transformer_kernels.integrations.huggingface.lazy_mask import LazyMask
+
+WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 pytestmark = pytest.mark.exhaustive  # `make test` does not install transformers
 
@@ -46,6 +49,12 @@ def test_outputs_and_gradients(name: str, kind_of_padding: str) -> None:
     found = run(model, name, kind_of_padding)
     model.set_attn_implementation("eager")
     assert_same_run(found, run(model, name, kind_of_padding))
+
+
+@pytest.mark.parametrize("name", ["gemma3_images", "paligemma", "molmo2", "embedding_gemma"])
+def test_blocks_of_images_take_no_dense_mask(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(mask, "_dense_mask")
+    run(build(name), name, "left")
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -74,6 +83,27 @@ def test_prompt_in_parts(cache: str) -> None:
     )
     parts = [model(part, past_key_values=past).logits for part in text.split([7, 6, 4], dim=1)]
     assert_close(torch.cat(parts, dim=1), expected)
+
+
+def test_continuous_batching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`generate_batch` accepts "sdpa" and no name of ours; `enabled()` replaces it, also in the
+    thread of transformers."""
+    model, calls = build("llama", "sdpa"), []
+    ours = torch_sdpa.scaled_dot_product_attention
+
+    def counted(*args: Any, **options: Any) -> Tensor:
+        calls.append(args)
+        return ours(*args, **options)
+
+    monkeypatch.setattr(torch_switch, "scaled_dot_product_attention", counted)
+    prompts = [text[:length].tolist() for text, length in zip(tokens(9), (9, 4, 6), strict=True)]
+    greedy = transformers().GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=-1)
+    alone = [model.generate(torch.tensor([text]), greedy)[0, len(text) :] for text in prompts]
+    with enabled():
+        assert calls == []
+        found = model.generate_batch(prompts, generation_config=greedy).values()
+    assert [one.generated_tokens for one in found] == [text.tolist() for text in alone]
+    assert calls != []
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
@@ -121,8 +151,23 @@ def test_autocast() -> None:
     assert_close(ours.float(), eager.float(), tolerance=0.1)
 
 
-def test_trainer(tmp_path: Path) -> None:
-    """The losses of twelve steps, on texts that the collator pads."""
+Row = dict[str, list[int]]
+
+
+def padded(rows: list[Row]) -> dict[str, Tensor]:
+    """A batch of padded rows. The first token of a row has no label, as in flattened rows."""
+    ids = torch.nn.utils.rnn.pad_sequence(
+        [torch.tensor(row["input_ids"]) for row in rows], batch_first=True
+    )
+    labels = ids.masked_fill(ids == 0, -100)
+    labels[:, 0] = -100
+    return {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": labels}
+
+
+@pytest.mark.parametrize("name", ["gemma2", "qwen3", "bert"])
+def test_trainer(name: str, tmp_path: Path) -> None:
+    """The losses of twelve steps: with padded rows, and with the same rows joined in one, whose
+    boundaries the positions or the lengths tell; with recomputed layers too."""
     library = transformers()
     pytest.importorskip("accelerate", reason="make test-all installs accelerate")
     generator = torch.Generator().manual_seed(4)
@@ -131,32 +176,34 @@ def test_trainer(tmp_path: Path) -> None:
         for first, step, length in torch.randint(2, 18, (24, 3), generator=generator).tolist()
     ]
 
-    def collate(rows: list[dict[str, list[int]]]) -> dict[str, Tensor]:
-        rows_of_ids = [torch.tensor(row["input_ids"]) for row in rows]
-        ids = torch.nn.utils.rnn.pad_sequence(rows_of_ids, batch_first=True)
-        return {
-            "input_ids": ids,
-            "attention_mask": (ids != 0).long(),
-            "labels": ids.masked_fill(ids == 0, -100),
-        }
-
-    def losses(attn_implementation: str) -> list[float]:
+    def losses(attn_implementation: str, collator: Any, *, recompute: bool = False) -> list[float]:
         arguments = library.TrainingArguments(
-            output_dir=tmp_path / attn_implementation, per_device_train_batch_size=4,
+            output_dir=tmp_path, per_device_train_batch_size=4,
             num_train_epochs=2, learning_rate=1e-2, logging_steps=1, report_to=[],
             save_strategy="no", use_cpu=True, disable_tqdm=True,
         )  # fmt: skip
-        model = build("gemma2", attn_implementation)
+        model = build(name, attn_implementation, **WITHOUT_DROPOUT if name == "bert" else {})
+        if recompute:
+            model.gradient_checkpointing_enable()
         trainer = library.Trainer(
-            model=model, args=arguments, train_dataset=texts, data_collator=collate
+            model=model, args=arguments, train_dataset=texts, data_collator=collator
         )
         trainer.train()
         return [row["loss"] for row in trainer.state.log_history if "loss" in row]
 
-    ours, eager = losses(NAME), losses("eager")
-    assert len(ours) == 12
-    assert max(ours) > 1.1 * min(ours)
-    assert ours == pytest.approx(eager, rel=1e-4)
+    flattened = library.DataCollatorWithFlattening
+    expected = losses("eager", padded)
+    assert len(expected) == 12
+    assert max(expected) > 1.1 * min(expected)
+    with_lengths = flattened(return_flash_attn_kwargs=True)
+    found = {
+        "padded": losses(NAME, padded),
+        "lengths": losses(NAME, with_lengths),
+        "recomputed": losses(NAME, with_lengths, recompute=True),
+    }
+    if name != "bert":  # bidirectional modules do not read positions
+        found["positions"] = losses(NAME, flattened())
+    assert found == {kind: pytest.approx(expected, rel=1e-4) for kind in found}
 
 
 @pytest.mark.parametrize(
