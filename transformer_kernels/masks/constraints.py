@@ -214,8 +214,12 @@ class Intervals:
         return {name: x for name, x in given.items() if x is not None}
 
     def visible(self, M: int, N: int, device: torch.device) -> Tensor:
-        low, high, k_pos = self._bounds()
-        inside = (low[..., None] <= k_pos[..., None, :]) & (k_pos[..., None, :] <= high[..., None])
+        k_pos = _clamped(self.k_pos)[..., None, :]
+        inside = torch.ones(M, N, dtype=torch.bool, device=device)
+        if self.low is not None:
+            inside = inside & (_clamped(self.low)[..., None] <= k_pos)
+        if self.high is not None:
+            inside = inside & (k_pos <= _clamped(self.high)[..., None])
         return inside if self.inside else ~inside
 
     def part(self, rows: range, columns: range, M: int, N: int) -> Intervals:
@@ -223,26 +227,24 @@ class Intervals:
         return Intervals(low, high, _within(self.k_pos, columns), self.inside)
 
     def test(self) -> PositionTest:
-        low, high, k_pos = self._bounds()
+        low, high = (None if x is None else _clamped(x) for x in (self.low, self.high))
         lowest, highest = _LIMITS.min, _LIMITS.max
-        is_empty = low > high
-        if self.inside:  # an empty one: a point where no key is
-            return PositionTest(
-                torch.where(is_empty, lowest, low), torch.where(is_empty, lowest, high), k_pos
-            )
-        return PositionTest(
-            torch.where(is_empty, lowest, high + 1), torch.where(is_empty, highest, low - 1), k_pos
-        )
-
-    def _bounds(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns low, high and k_pos with three dimensions."""
-        given = self.low if self.low is not None else self.high
-        assert given is not None
-        low, high = (
-            _clamped(given).new_full((), limit) if x is None else _clamped(x)
-            for x, limit in ((self.low, -UNBOUNDED), (self.high, UNBOUNDED))
-        )
-        return *torch.broadcast_tensors(low, high), _clamped(self.k_pos)
+        if low is not None and high is not None:
+            low, high = torch.broadcast_tensors(low, high)
+            is_empty = low > high
+            if self.inside:  # an empty interval: a point where no key is
+                ends = torch.where(is_empty, lowest, low), torch.where(is_empty, lowest, high)
+            else:
+                low, high = high + 1, low - 1
+                ends = torch.where(is_empty, lowest, low), torch.where(is_empty, highest, high)
+        elif high is not None:
+            end = torch.full_like(high, lowest if self.inside else highest)
+            ends = (end, high) if self.inside else (high + 1, end)
+        else:
+            assert low is not None
+            end = torch.full_like(low, highest if self.inside else lowest)
+            ends = (low, end) if self.inside else (end, low - 1)
+        return PositionTest(*ends, _clamped(self.k_pos))
 
     def extent(self) -> tuple[int, int]:
         return _extent_of(self)

@@ -298,9 +298,11 @@ def _any(variables: Variables, grid: Grid, readers: Readers) -> Structure | None
         if one is None or one.others.constraints:
             return None
         windows.append(one)
+    if not windows:
+        return None
     left, right = _largest([one.left for one in windows]), _largest([one.right for one in windows])
-    if not ids or not windows:
-        return Structure(left, right) if windows else None
+    if not ids or left is right is None:
+        return Structure(left, right)
     mask = grid.blocks(ids[0], left, right) if len(ids) == 1 else None
     return None if mask is None else Structure(others=mask)
 
@@ -308,7 +310,7 @@ def _any(variables: Variables, grid: Grid, readers: Readers) -> Structure | None
 def _largest(sides: Sequence[int | None]) -> int | None:
     """Returns the largest side of windows; None is unbounded."""
     known = [side for side in sides if side is not None]
-    return max(known) if len(known) == len(sides) > 0 else None
+    return max(known) if len(known) == len(sides) else None
 
 
 def _blocks(variables: Variables, grid: Grid, readers: Readers) -> Structure | None:
