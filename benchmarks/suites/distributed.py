@@ -35,6 +35,7 @@ from transformer_kernels.backends.base import Outputs
 from transformer_kernels.bench import Budget, Case, Direction, Row, Timing
 from transformer_kernels.bench.tolerance import rounding_band
 from transformer_kernels.bench.workload import Prepare
+from transformer_kernels.dispatch import partial as partial_results
 from transformer_kernels.distributed import (
     SequenceLayout,
     all_to_all_attention,
@@ -43,9 +44,6 @@ from transformer_kernels.distributed import (
     shard_documents,
     shard_sequence,
     unshard_sequence,
-)
-from transformer_kernels.distributed import (
-    partial as partial_results,
 )
 from transformer_kernels.distributed.peers import Peers
 from transformer_kernels.masks import block_patterns

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from transformer_kernels import distributed
 from transformer_kernels.bench.tolerance import assert_same_function
-from transformer_kernels.distributed import partial as rectangles
+from transformer_kernels.dispatch import partial as rectangles
 from transformer_kernels.distributed.arguments import Arguments, checked
 from transformer_kernels.distributed.peers import Exchange, Peers
 from transformer_kernels.masks.mask import Mask

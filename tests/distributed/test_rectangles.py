@@ -15,7 +15,7 @@ from tests.support.finite_masks import H_Q, SCALE, B, M, N, by_formula, draw
 from tests.support.tiers import each
 from transformer_kernels.backends import CpuBackend
 from transformer_kernels.bench.tolerance import assert_within_rule
-from transformer_kernels.distributed import partial
+from transformer_kernels.dispatch import partial
 from transformer_kernels.distributed.rectangles import undivided_call
 from transformer_kernels.distributed.sequence import SequenceLayout, in_order, in_shards, pieces_of
 from transformer_kernels.masks.mask import Mask

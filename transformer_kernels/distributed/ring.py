@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ..backends import BACKENDS
+from ..dispatch import partial
 from ..dispatch.autocast import without_autocast
 from ..dispatch.choose import choose
 from ..problem import Saved
 from ..scores.options import DIFFERENTIABLE
-from . import partial
 from .gradients import GradientSums
 from .plan import Keys, Plan
 from .sequence import Piece

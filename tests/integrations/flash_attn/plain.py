@@ -75,9 +75,11 @@ def by_sequence(
     v: Tensor,
     lengths_q: Sequence[int],
     lengths_k: Sequence[int],
+    *,
+    lse: bool = False,
     **options: Any,
 ) -> Tensor:
-    """Returns o of packed sequences. Slopes may be (batch, heads)."""
+    """Returns o of packed sequences, or their lse. Slopes may be (batch, heads)."""
     slopes = options.pop("alibi_slopes", None)
     parts = []
     for b, one in enumerate(
@@ -89,8 +91,8 @@ def by_sequence(
         )
     ):
         own = slopes if slopes is None or slopes.dim() == 1 else slopes[b]
-        parts.append(attend(*(x[None] for x in one), alibi_slopes=own, **options)[0][0])
-    return torch.cat(parts)
+        parts.append(attend(*(x[None] for x in one), alibi_slopes=own, **options)[lse][0])
+    return torch.cat(parts, dim=1 if lse else 0)
 
 
 def in_pages(x: Tensor, lengths: Sequence[int], page_size: int, table: Tensor) -> Tensor:

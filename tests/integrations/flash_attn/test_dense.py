@@ -138,7 +138,6 @@ def test_compiled_training() -> None:
 
 X = torch.randn(2, 5, 4, 8)
 INVALID: tuple[tuple[type[Exception], str, dict[str, Any]], ...] = (
-    (ValueError, "return_attn_probs must be False.*return_lse", {"return_attn_probs": True}),
     (ValueError, r"q must be \(batch, seqlen, heads, headdim\), got shape \(5, 4, 8\)",
      {"q": X[0]}),
     (TypeError, "v must be a floating-point tensor, got list", {"v": [0.0]}),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from functools import cache
 from typing import TypedDict, cast
 
 import torch
@@ -76,22 +78,33 @@ def _sides(window_size: Sequence[int] | Tensor) -> tuple[int, int]:
 
 def check_backward(deterministic: bool, *inputs: Tensor) -> None:
     """Raises ValueError for a gradient on a GPU that would not be deterministic."""
-    if not deterministic or torch.are_deterministic_algorithms_enabled():
-        return
-    if torch.is_grad_enabled() and any(x.is_cuda and x.requires_grad for x in inputs):
+    if deterministic and torch.is_grad_enabled():
+        check_deterministic(any(x.is_cuda and x.requires_grad for x in inputs))
+
+
+def check_deterministic(on_gpu: bool) -> None:
+    """Raises ValueError if a backward pass on a GPU would not be deterministic."""
+    if on_gpu and not torch.are_deterministic_algorithms_enabled():
         raise ValueError(
             "deterministic=True on a GPU needs torch.use_deterministic_algorithms(True), which "
             "selects deterministic kernels in the backward pass"
         )
 
 
-def check_no_probabilities(return_attn_probs: bool) -> None:
-    """Raises ValueError if the attention probabilities are wanted."""
-    if return_attn_probs:
-        raise ValueError(
-            "return_attn_probs must be False: the kernels never hold the probabilities. "
-            "transformer_kernels.attention(..., return_lse=True) returns the log-sum-exp"
-        )
+def warn_of_probabilities(name: str) -> None:
+    """Warns once in a process that the argument `name` gives no probabilities; not in compiled
+    code."""
+    if not torch.compiler.is_compiling():
+        _warn_once(name)
+
+
+@cache
+def _warn_once(name: str) -> None:
+    warnings.warn(
+        f"{name}=True returns None in place of the attention probabilities, which the kernels "
+        "never hold",
+        stacklevel=4,
+    )
 
 
 def as_int(x: int | Tensor) -> int:

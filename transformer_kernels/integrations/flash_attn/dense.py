@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, overload
 
 from torch import Tensor
 
 from ...functional.attention import attention
-from .arguments import check_backward, check_dimensions, check_no_probabilities, score_options
+from .arguments import check_backward, check_dimensions, score_options, warn_of_probabilities
 
 
+@overload
+def flash_attn_qkvpacked_func(
+    qkv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+    window_size: Sequence[int] | Tensor = (-1, -1), softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: Literal[False] = False,
+) -> Tensor: ...  # fmt: skip
+@overload
+def flash_attn_qkvpacked_func(
+    qkv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+    window_size: Sequence[int] | Tensor = (-1, -1), softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, deterministic: bool = False, *,
+    return_attn_probs: Literal[True],
+) -> tuple[Tensor, Tensor, None]: ...  # fmt: skip
 def flash_attn_qkvpacked_func(
     qkv: Tensor,
     dropout_p: float = 0.0,
@@ -20,7 +35,7 @@ def flash_attn_qkvpacked_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Tensor:
+) -> Tensor | tuple[Tensor, Tensor, None]:
     """Computes `flash_attn_func` of queries, keys and values in one tensor.
 
     Args:
@@ -32,10 +47,11 @@ def flash_attn_qkvpacked_func(
         softcap: see there.
         alibi_slopes: see there.
         deterministic: see there.
-        return_attn_probs: False.
+        return_attn_probs: see there.
 
     Returns:
-        (batch, seqlen, heads, headdim) in qkv's dtype.
+        (batch, seqlen, heads, headdim) in qkv's dtype; with `return_attn_probs` as in
+        `flash_attn_func`.
 
     Raises:
         TypeError, ValueError: as in `flash_attn_func`.
@@ -46,10 +62,24 @@ def flash_attn_qkvpacked_func(
     q, k, v = qkv.unbind(2)
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-        deterministic, return_attn_probs,
+        deterministic, return_attn_probs=return_attn_probs,
     )  # fmt: skip
 
 
+@overload
+def flash_attn_kvpacked_func(
+    q: Tensor, kv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: Sequence[int] | Tensor = (-1, -1), softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: Literal[False] = False,
+) -> Tensor: ...  # fmt: skip
+@overload
+def flash_attn_kvpacked_func(
+    q: Tensor, kv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: Sequence[int] | Tensor = (-1, -1), softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, deterministic: bool = False, *,
+    return_attn_probs: Literal[True],
+) -> tuple[Tensor, Tensor, None]: ...  # fmt: skip
 def flash_attn_kvpacked_func(
     q: Tensor,
     kv: Tensor,
@@ -61,7 +91,7 @@ def flash_attn_kvpacked_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Tensor:
+) -> Tensor | tuple[Tensor, Tensor, None]:
     """Computes `flash_attn_func` of keys and values in one tensor.
 
     Args:
@@ -74,10 +104,11 @@ def flash_attn_kvpacked_func(
         softcap: see there.
         alibi_slopes: see there.
         deterministic: see there.
-        return_attn_probs: False.
+        return_attn_probs: see there.
 
     Returns:
-        (batch, seqlen_q, heads, headdim) in q's dtype.
+        (batch, seqlen_q, heads, headdim) in q's dtype; with `return_attn_probs` as in
+        `flash_attn_func`.
 
     Raises:
         TypeError, ValueError: as in `flash_attn_func`.
@@ -88,10 +119,31 @@ def flash_attn_kvpacked_func(
     k, v = kv.unbind(2)
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-        deterministic, return_attn_probs,
+        deterministic, return_attn_probs=return_attn_probs,
     )  # fmt: skip
 
 
+@overload
+def flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: Sequence[int] | Tensor = (-1, -1), softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: Literal[False] = False, *, s_aux: Tensor | None = None,
+) -> Tensor: ...  # fmt: skip
+@overload
+def flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: Sequence[int] | Tensor = (-1, -1), softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, deterministic: bool = False, *,
+    return_attn_probs: Literal[True], s_aux: Tensor | None = None,
+) -> tuple[Tensor, Tensor, None]: ...  # fmt: skip
+@overload
+def flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: Sequence[int] | Tensor = (-1, -1), softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, deterministic: bool = False, *, return_attn_probs: bool,
+    s_aux: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor, None]: ...  # fmt: skip
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -106,7 +158,7 @@ def flash_attn_func(
     return_attn_probs: bool = False,
     *,
     s_aux: Tensor | None = None,
-) -> Tensor:
+) -> Tensor | tuple[Tensor, Tensor, None]:
     """Computes attention as `flash_attn.flash_attn_func` does; differentiable in q, k and v.
 
     Args:
@@ -123,23 +175,30 @@ def flash_attn_func(
             -slope |i + seqlen_k - seqlen_q - j|.
         deterministic: gradients are bit-identical in every run. They always are on a CPU; a GPU
             needs `torch.use_deterministic_algorithms(True)` too.
-        return_attn_probs: False.
+        return_attn_probs: also returns the log-sum-exp of the scores, and None in place of the
+            probabilities, which do not exist: the first call warns of it.
         s_aux: (heads,), attention sinks, as in flash_attn 3: one logit per head, added to the
             softmax denominator; differentiable.
 
     Returns:
-        (batch, seqlen_q, heads, headdim_v) in q's dtype. A query without a visible key has 0.
+        o (batch, seqlen_q, heads, headdim_v) in q's dtype; with `return_attn_probs`
+        (o, lse, None). lse (batch, heads, seqlen_q) is the natural-log log-sum-exp in float32
+        (float64 for float64 inputs), including the sinks; it is differentiable, unlike that of
+        flash_attn. A query without a visible key has o = 0, and lse = -inf.
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
-        ValueError: an argument has the wrong shape, device or value; return_attn_probs is True.
+        ValueError: an argument has the wrong shape, device or value.
 
     Source: flash_attn 2.8.4; Dao 2023, arXiv:2307.08691.
     """
-    check_no_probabilities(return_attn_probs)
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_dimensions(name, x, "batch, seqlen, heads, headdim")
     check_backward(deterministic, q, k, v)
     options = score_options(softmax_scale, causal, window_size, softcap, alibi_slopes)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return attention(q, k, v, dropout_p=dropout_p, sinks=s_aux, **options).transpose(1, 2)
+    if not return_attn_probs:
+        return attention(q, k, v, dropout_p=dropout_p, sinks=s_aux, **options).transpose(1, 2)
+    warn_of_probabilities("return_attn_probs")
+    o, lse = attention(q, k, v, dropout_p=dropout_p, sinks=s_aux, **options, return_lse=True)
+    return o.transpose(1, 2), lse, None

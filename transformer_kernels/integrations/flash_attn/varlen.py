@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, overload
 
 from torch import Tensor
 
@@ -12,11 +13,27 @@ from .arguments import (
     as_int,
     check_backward,
     check_dimensions,
-    check_no_probabilities,
     score_options,
+    warn_of_probabilities,
 )
 
 
+@overload
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = 0.0,
+    softmax_scale: float | None = None, causal: bool = False,
+    window_size: Sequence[int] | Tensor = (-1, -1), softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: Literal[False] = False,
+) -> Tensor: ...  # fmt: skip
+@overload
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = 0.0,
+    softmax_scale: float | None = None, causal: bool = False,
+    window_size: Sequence[int] | Tensor = (-1, -1), softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, deterministic: bool = False, *,
+    return_attn_probs: Literal[True],
+) -> tuple[Tensor, Tensor, None]: ...  # fmt: skip
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor,
     cu_seqlens: Tensor,
@@ -29,7 +46,7 @@ def flash_attn_varlen_qkvpacked_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Tensor:
+) -> Tensor | tuple[Tensor, Tensor, None]:
     """Computes `flash_attn_varlen_func` of queries, keys and values in one tensor.
 
     Args:
@@ -43,10 +60,11 @@ def flash_attn_varlen_qkvpacked_func(
         softcap: see there.
         alibi_slopes: see there.
         deterministic: see there.
-        return_attn_probs: False.
+        return_attn_probs: see there.
 
     Returns:
-        (total, heads, headdim) in qkv's dtype.
+        (total, heads, headdim) in qkv's dtype; with `return_attn_probs` as in
+        `flash_attn_varlen_func`.
 
     Raises:
         TypeError, ValueError: as in `flash_attn_varlen_func`.
@@ -57,10 +75,26 @@ def flash_attn_varlen_qkvpacked_func(
     q, k, v = qkv.unbind(1)
     return flash_attn_varlen_func(
         q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal,
-        window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+        window_size, softcap, alibi_slopes, deterministic, return_attn_probs=return_attn_probs,
     )  # fmt: skip
 
 
+@overload
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+    max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: Sequence[int] | Tensor = (-1, -1), softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: Literal[False] = False,
+) -> Tensor: ...  # fmt: skip
+@overload
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+    max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: Sequence[int] | Tensor = (-1, -1), softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, deterministic: bool = False, *,
+    return_attn_probs: Literal[True],
+) -> tuple[Tensor, Tensor, None]: ...  # fmt: skip
 def flash_attn_varlen_kvpacked_func(
     q: Tensor,
     kv: Tensor,
@@ -76,7 +110,7 @@ def flash_attn_varlen_kvpacked_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Tensor:
+) -> Tensor | tuple[Tensor, Tensor, None]:
     """Computes `flash_attn_varlen_func` of keys and values in one tensor.
 
     Args:
@@ -93,10 +127,11 @@ def flash_attn_varlen_kvpacked_func(
         softcap: see there.
         alibi_slopes: see there.
         deterministic: see there.
-        return_attn_probs: False.
+        return_attn_probs: see there.
 
     Returns:
-        (total_q, heads, headdim) in q's dtype.
+        (total_q, heads, headdim) in q's dtype; with `return_attn_probs` as in
+        `flash_attn_varlen_func`.
 
     Raises:
         TypeError, ValueError: as in `flash_attn_varlen_func`.
@@ -107,10 +142,37 @@ def flash_attn_varlen_kvpacked_func(
     k, v = kv.unbind(1)
     return flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale,
-        causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+        causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs=return_attn_probs,
     )  # fmt: skip
 
 
+@overload
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+    max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: Sequence[int] | Tensor = (-1, -1), softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, deterministic: bool = False,
+    return_attn_probs: Literal[False] = False, block_table: Tensor | None = None, *,
+    s_aux: Tensor | None = None,
+) -> Tensor: ...  # fmt: skip
+@overload
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+    max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: Sequence[int] | Tensor = (-1, -1), softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, deterministic: bool = False, *,
+    return_attn_probs: Literal[True], block_table: Tensor | None = None,
+    s_aux: Tensor | None = None,
+) -> tuple[Tensor, Tensor, None]: ...  # fmt: skip
+@overload
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+    max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: Sequence[int] | Tensor = (-1, -1), softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, deterministic: bool = False, *, return_attn_probs: bool,
+    block_table: Tensor | None = None, s_aux: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor, None]: ...  # fmt: skip
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -130,7 +192,7 @@ def flash_attn_varlen_func(
     block_table: Tensor | None = None,
     *,
     s_aux: Tensor | None = None,
-) -> Tensor:
+) -> Tensor | tuple[Tensor, Tensor, None]:
     """Computes attention of packed sequences as `flash_attn.flash_attn_varlen_func` does.
 
     Args:
@@ -150,7 +212,7 @@ def flash_attn_varlen_func(
         softcap: see there.
         alibi_slopes: see there.
         deterministic: see there.
-        return_attn_probs: False.
+        return_attn_probs: see there.
         block_table: (batch, max_blocks) int32 or int64: key j of sequence b is row j % page_size of
             page block_table[b, j // page_size]. Without gradients and dropout, pages are read in
             place if the sequences have about equally many queries, on a GPU up to 16; otherwise
@@ -159,16 +221,16 @@ def flash_attn_varlen_func(
             softmax denominator; differentiable.
 
     Returns:
-        (total_q, heads, headdim_v) in q's dtype; differentiable in q, k and v. A query without a
-        visible key has 0.
+        o (total_q, heads, headdim_v) in q's dtype, differentiable in q, k and v; with
+        `return_attn_probs` (o, lse, None), and lse (heads, total_q), otherwise as in
+        `flash_attn_func`. A query without a visible key has o = 0, and lse = -inf.
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
-        ValueError: an argument has the wrong shape, device or value; return_attn_probs is True.
+        ValueError: an argument has the wrong shape, device or value.
 
     Source: flash_attn 2.8.4; Dao 2023, arXiv:2307.08691.
     """
-    check_no_probabilities(return_attn_probs)
     check_dimensions("q", q, "total_q, heads, headdim")
     options = score_options(softmax_scale, causal, window_size, softcap, alibi_slopes)
     max_seqlen_q, max_seqlen_k = as_int(max_seqlen_q), as_int(max_seqlen_k)
@@ -177,12 +239,16 @@ def flash_attn_varlen_func(
         check_dimensions(name, x, f"{rows}, heads_k, headdim")
     check_backward(deterministic, q, k, v)
     if block_table is None:
-        return attention_varlen(
+        o, lse = attention_varlen(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=max_seqlen_q,
+            max_seqlen_k=max_seqlen_k, dropout_p=dropout_p, sinks=s_aux, **options, return_lse=True,
+        )  # fmt: skip
+    else:
+        o, lse = attend_pages(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, block_table, max_seqlen_q=max_seqlen_q,
             max_seqlen_k=max_seqlen_k, dropout_p=dropout_p, sinks=s_aux, **options,
         )  # fmt: skip
-    o, _ = attend_pages(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, block_table, max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k, dropout_p=dropout_p, sinks=s_aux, **options,
-    )  # fmt: skip
-    return o
+    if not return_attn_probs:
+        return o
+    warn_of_probabilities("return_attn_probs")
+    return o, lse, None

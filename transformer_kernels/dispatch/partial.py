@@ -73,7 +73,10 @@ def backward(
     """
     if isinstance(backend, ReferenceBackend):
         return _reference_backward(problem, saved, do, dlse, wanted)
-    gradients = backend.backward(problem, saved, do, dlse, wanted=wanted)
+    is_compiling = torch.compiler.is_compiling()  # the operator itself is part of the graph
+    gradients = backend.backward(
+        problem, saved, do, dlse, wanted=wanted, differentiable=is_compiling
+    )
     return {name: x for name, x in gradients._asdict().items() if x is not None}
 
 
