@@ -69,6 +69,8 @@ def test_empty_key_ranges(queries: int, start: int, end: int, backend: str) -> N
 
 
 def test_max_seqlen(backend: str) -> None:
+    """Any upper bound gives the same function. Bits are equal, except in the reference backend with
+    one thread, where torch's products of other shapes round differently."""
     q, k, v = (torch.randn(M, H, D, requires_grad=True) for _ in range(3))
     starts = torch.tensor([0, 9, 9, 60])
     results = []
@@ -77,7 +79,9 @@ def test_max_seqlen(backend: str) -> None:
             q, k, v, starts, max_seqlen_q=longest, max_seqlen_k=longest, backend=backend
         )
         results.append((o, *torch.autograd.grad(o.sin().sum(), (q, k, v))))
-    assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
+    assert_same_function(*results)
+    if backend != "reference":
+        assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
 
 
 # Any byte of a bool tensor but 0 is True, as in torch.
