@@ -33,14 +33,16 @@ auto lay_out_bias_gradient(const BackwardParams& p, const BackwardWorkspace<Engi
   return g;
 }
 
-// Stores or adds ds of rows r and r + 16 to a tile of kBlock keys x kBlock queries.
+// Stores or adds ds of rows r and r + 16 to a tile of kBlock keys x kBlock queries. The product in
+// ds is not fused with the addition: sums are those of the ds that is stored.
 template <typename Real>
 TK_INLINE void put_in_tile(int64_t r, int64_t lane, const Vec<Real> (&ds)[2][2], Real* tile,
                            WriteMode mode) {
   for (int half = 0; half < 2; ++half) {
     for (int n = 0; n < 2; ++n) {
       Real* to = tile + (r + half * kKeyGroup / 2) * kBlock + lane + n * kLanes<Real>;
-      store(to, mode == WriteMode::kAccumulate ? load(to) + ds[half][n] : ds[half][n]);
+      store(to,
+            mode == WriteMode::kAccumulate ? load(to) + rounded<Real>(ds[half][n]) : ds[half][n]);
     }
   }
 }
