@@ -221,7 +221,7 @@ ATTENTION = [
     value_error("q_ids ...(2, 3), got (1, 3)", mask=segments(ints(1, M), ints(1, N))),
     value_error("k_pos ...(2 or 1, 4 or 1, 5), got (3, 5)", mask=positions(ints(1, M), ints(3, N))),
     value_error(
-        "high ...(4 or 1, 3), got (2, 5)", mask=intervals(ints(2, M), ints(2, N), ints(1, N))
+        "high ... 4 or 1, 3), got (2, 5)", mask=intervals(ints(2, M), ints(2, N), ints(1, N))
     ),
     value_error("q_pos ... 4 or 1, 3), got (1, 2, 3)", mask=positions(ints(1, 2, M), ints(1, N))),
     value_error("dense ...(1, 1, 5, 3)", mask=Mask.dense(bools(N, M))),

@@ -38,9 +38,9 @@ EVERY_MASK = (
     Segments(count=2, ordered=False),
     Segments(length=7, without=(2, 3), gap=(4, 6), equal=False),
     Positions(4, 3, "bh", "b", "shuffled"),
-    Intervals("low", False, "bh", "h", 3),
     Dense("bhmn", share=90, byte=255),
     Blocks(7, by_head=True, share=90),
+    Intervals("low", False, "bh", "h", 3),
 )
 LENGTHS = ((5, 7), (0, 3), (33, 40))
 BELOW = Relative(9, -4, "bottom_right")
