@@ -221,6 +221,7 @@ def check_refusals() -> None:
         for name, call in (
             ("attention_varlen", lambda: tk.attention_varlen(rows, rows, rows, cu_seqlens)),
             ("attention_decode", lambda: tk.attention_decode(q, q, q, torch.tensor([8]))),
+            ("attention_weights", lambda: tk.attention_weights(q, q, rows=[3])),
             ("linear_attention", lambda: tk.linear_attention(q, q, q)),
             ("explain", lambda: tk.explain(q, q, q)),
             ("attn_implementation='sdpa'", lambda: sdpa(torch.randn(1, 8, 16))),

@@ -90,6 +90,7 @@ ATTENTION: dict[str, tuple[str, Make]] = {
             "relative": tk.relative_keys(torch.ones(H, 3, D), table=bad(torch.ones(H, 3)), lowest=0)
         },
     ),
+    "scale": ("scale", lambda bad: {"scale": bad(torch.ones(1))}),
     "sinks": ("sinks", lambda bad: {"sinks": bad(torch.ones(H))}),
     "seed": ("seed", lambda bad: {"seed": bad(torch.tensor(1)), "dropout_p": 0.5}),
     "lengths": ("KeyRange.end", lambda bad: {"mask": tk.Mask.padding(bad(LENGTHS))}),
