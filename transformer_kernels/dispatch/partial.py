@@ -1,4 +1,4 @@
-"""Results of rectangles: their sum, and their gradients."""
+"""Results of rectangles, which are some queries and some keys: their sum, and their gradients."""
 
 from __future__ import annotations
 

@@ -125,3 +125,11 @@ def check_dimensions(name: str, x: Tensor, dimensions: str) -> None:
     )
     if not fits:
         raise ValueError(f"{name} must be ({dimensions}), got shape {tuple(x.shape)}")
+
+
+def check_packed(q: Tensor, k: Tensor, v: Tensor, block_table: Tensor | None = None) -> None:
+    """Raises unless q, k and v have the dimensions of packed sequences, or k and v of pages."""
+    check_dimensions("q", q, "total_q, heads, headdim")
+    rows = "total_k" if block_table is None else "blocks, page_size"
+    for name, x in (("k", k), ("v", v)):
+        check_dimensions(name, x, f"{rows}, heads_k, headdim")

@@ -41,6 +41,7 @@ from .arguments import (
     as_int,
     check_deterministic,
     check_dimensions,
+    check_packed,
     score_options,
     warn_of_probabilities,
 )
@@ -135,10 +136,7 @@ def _flash_attn_varlen_forward(
     options = _options(
         softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes
     )
-    check_dimensions("q", q, "total_q, heads, headdim")
-    rows = "total_k" if block_table is None else "blocks, page_size"
-    for name, x in (("k", k), ("v", v)):
-        check_dimensions(name, x, f"{rows}, heads_k, headdim")
+    check_packed(q, k, v, block_table)
     rng_state = _drawn(dropout_p, return_softmax, q)
     given: dict[str, Any] = {
         "max_seqlen_q": as_int(max_seqlen_q), "max_seqlen_k": as_int(max_seqlen_k),
@@ -255,8 +253,7 @@ def _flash_attn_varlen_backward(
     options = _options(
         softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes
     )
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        check_dimensions(name, x, "total, heads, headdim")
+    check_packed(q, k, v)
     seed = _given(rng_state, dropout_p, q)
     gradients = {"q": dq, "k": dk, "v": dv}
     with torch.no_grad():

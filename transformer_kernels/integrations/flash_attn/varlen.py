@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from .arguments import (
     as_int,
     check_backward,
     check_dimensions,
+    check_packed,
     score_options,
     warn_of_probabilities,
 )
@@ -231,24 +232,23 @@ def flash_attn_varlen_func(
 
     Source: flash_attn 2.8.4; Dao 2023, arXiv:2307.08691.
     """
-    check_dimensions("q", q, "total_q, heads, headdim")
     options = score_options(softmax_scale, causal, window_size, softcap, alibi_slopes)
-    max_seqlen_q, max_seqlen_k = as_int(max_seqlen_q), as_int(max_seqlen_k)
-    rows = "total_k" if block_table is None else "blocks, page_size"
-    for name, x in (("k", k), ("v", v)):
-        check_dimensions(name, x, f"{rows}, heads_k, headdim")
+    check_packed(q, k, v, block_table)
     check_backward(deterministic, q, k, v)
-    if block_table is None:
-        o, lse = attention_varlen(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=max_seqlen_q,
-            max_seqlen_k=max_seqlen_k, dropout_p=dropout_p, sinks=s_aux, **options, return_lse=True,
-        )  # fmt: skip
-    else:
-        o, lse = attend_pages(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, block_table, max_seqlen_q=max_seqlen_q,
-            max_seqlen_k=max_seqlen_k, dropout_p=dropout_p, sinks=s_aux, **options,
-        )  # fmt: skip
-    if not return_attn_probs:
+    given: dict[str, Any] = {
+        "max_seqlen_q": as_int(max_seqlen_q), "max_seqlen_k": as_int(max_seqlen_k),
+        "dropout_p": dropout_p, "sinks": s_aux, **options,
+    }  # fmt: skip
+    packed = q, k, v, cu_seqlens_q, cu_seqlens_k
+    o: Tensor
+    if block_table is not None:
+        o, lse = attend_pages(*packed, block_table, **given)
+        if not return_attn_probs:
+            return o
+    elif not return_attn_probs:
+        o = attention_varlen(*packed, **given, return_lse=False)
         return o
+    else:
+        o, lse = attention_varlen(*packed, **given, return_lse=True)
     warn_of_probabilities("return_attn_probs")
     return o, lse, None

@@ -55,9 +55,7 @@ class Grid(NamedTuple):
             return self._diagonals(low, high)
         if self.is_static_step:
             return self._key_range(shift, left, right)
-        q_pos = torch.arange(self.M, device=self.device) + shift
-        k_pos = torch.arange(self.N, device=self.device)
-        return Mask.positions(q_pos[None], k_pos[None], left, right)
+        return Mask.positions(self._q_pos()[None], self._k_pos()[None], left, right)
 
     def _diagonals(self, low: int | None, high: int | None) -> Mask:
         """Visible: i + low <= j <= i + high. A bound that hides nothing is left out."""
