@@ -37,7 +37,9 @@
   TENSOR(k_position, kInt64, kContiguous, "(tests, 1|B, 1|H_q, N)", "dense") \
   TENSOR(dense, kBool, kStrided, "(1|B, 1|H_q, 1|M, 1|N)", "dense")          \
   TENSOR(blocks, kBool, kStrided, "(1|H_q, rows, columns)", "dense")         \
-  NUMBER(int64_t, "SymInt", block_size, "dense")
+  NUMBER(int64_t, "SymInt", block_size, "dense")                             \
+  TENSOR(selected, kInt32, kContiguous, "(1|B, 1|H_q, M, count)", "dense")   \
+  NUMBER(int64_t, "SymInt", selected_size, "dense")
 
 #define TK_LAYOUT_FIELDS(NUMBER, TENSOR)                         \
   TENSOR(cu_seqlens_q, kIndex, kContiguous, "(S + 1)", "varlen") \
@@ -74,6 +76,7 @@ enum class Elements : uint8_t {
   kValues,      // q's dtype or float32
   kInputs,      // q's dtype
   kStatistics,  // float32, or float64 for float64 inputs
+  kInt32,
   kInt64,
   kBool,
   kIndex,  // int32; in direct calls also int64

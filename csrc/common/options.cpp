@@ -15,8 +15,9 @@ namespace tk {
 namespace {
 
 // Extents of shapes.
-constexpr std::string_view kExtents[] = {"B",    "H_q",     "M",         "N", "S + 1", "pages",
-                                         "rows", "columns", "distances", "D", "tests", "S"};
+constexpr std::string_view kExtents[] = {"B",     "H_q",  "M",       "N",         "S + 1",
+                                         "pages", "rows", "columns", "distances", "D",
+                                         "tests", "S",    "count"};
 using Sizes = std::array<int64_t, std::size(kExtents)>;  // -1: any size
 enum Extent : size_t { kB, kH, kM, kN, kEnds, kPages, kRows, kColumns, kDistances, kD, kTests, kS };
 
@@ -74,6 +75,7 @@ bool is_one_of(Element element, Elements elements, DType dtype) {
   if (elements == Elements::kInputs) return element == static_cast<Element>(dtype);
   if (elements == Elements::kStatistics) return element == statistics(dtype);
   if (elements == Elements::kIndex) return element == Element::kInt32 || is_int64;
+  if (elements == Elements::kInt32) return element == Element::kInt32;
   return elements == Elements::kBool ? element == Element::kBool : is_int64;
 }
 
@@ -81,6 +83,7 @@ const char* text_of(Elements elements) {
   constexpr const char* kTexts[] = {"in q's dtype or float32",
                                     "in q's dtype",
                                     "in float32 (float64 for float64 inputs)",
+                                    "int32",
                                     "int64",
                                     "bool",
                                     "int32"};
@@ -122,6 +125,7 @@ Reason check_tensors(const Problem& p, const LayoutParams& layout, const Options
   sizes[kB] = p.B, sizes[kH] = p.H_q, sizes[kM] = p.M, sizes[kN] = p.N, sizes[kD] = p.D;
   sizes[kDistances] = Bounds(p, layout, options).distances();
   sizes[kS] = is_packed ? options.cu_seqlens_q.size[0] - 1 : p.B;
+  if (options.selected && options.selected_size < 1) return "selected_size must be at least 1";
   if (options.blocks) {
     if (options.block_size < 1) return "block_size must be at least 1";
     const int64_t size = bounded_block_size(p, options.block_size);
@@ -230,6 +234,16 @@ void set_mask(MaskParams& mask, const Problem& p, const Options& options, int64_
     mask.block_size = bounded_block_size(p, options.block_size);
     for (int64_t d = 0; d < 3; ++d) mask.blocks_stride[d] = x.size[d] == 1 ? 0 : x.stride[d];
   }
+  if (options.selected) {
+    const View& x = options.selected;
+    static constexpr int32_t kNone = -1;  // stands for lists without entries
+    mask.selected = x.size[3] ? data_of<int32_t>(x) : &kNone;
+    mask.selected_count = x.size[3];
+    mask.selected_size = std::min(options.selected_size, std::max<int64_t>(p.N, 1));
+    const int64_t head = p.M * x.size[3];
+    mask.selected_stride[0] = x.size[0] == 1 ? 0 : x.size[1] * head;
+    mask.selected_stride[1] = x.size[1] == 1 ? 0 : head;
+  }
 }
 
 // The only optional number is the scale.
@@ -318,7 +332,7 @@ void set_dropout(DropoutParams& dropout, const Options& options) {
 }
 
 bool has_element_mask(const Options& options) {
-  return options.q_low || options.dense || options.blocks;
+  return options.q_low || options.dense || options.blocks || options.selected;
 }
 
 Reason set_block_mask(MaskParams& mask, const Problem& p, const Options& options, const View& x) {
@@ -406,6 +420,7 @@ std::optional<std::array<int64_t, 4>> block_mask_shape(const Problem& p, const O
   }
   if (options.dense) include(options.dense.size[0], options.dense.size[1]);
   if (options.blocks) H = std::max(H, options.blocks.size[0]);
+  if (options.selected) include(options.selected.size[0], options.selected.size[1]);
   const auto count = [](int64_t n) { return (n + kBlockMaskSize - 1) / kBlockMaskSize; };
   return {{B, H, count(p.M), count(p.N)}};
 }

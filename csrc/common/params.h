@@ -16,7 +16,8 @@ struct Strided {
 };
 
 // Element (i, j) is visible if i + diagonal_low <= j <= i + diagonal_high and every constraint
-// whose pointer is not null holds. dense, blocks and position tests form the element mask.
+// whose pointer is not null holds. dense, blocks, selected and position tests form the element
+// mask.
 struct MaskParams {
   int64_t diagonal_low;
   int64_t diagonal_high;
@@ -34,6 +35,11 @@ struct MaskParams {
   const uint8_t* blocks = nullptr;  // (H_q, ceil(M / block_size), ceil(N / block_size))
   int64_t blocks_stride[3] = {};
   int64_t block_size = 0;
+  // Lists of blocks of selected_size keys, ascending; negative entries select nothing. CPU only.
+  const int32_t* selected = nullptr;  // (B, H_q, M, selected_count)
+  int64_t selected_stride[2] = {};    // batch, head; 0 where they share lists
+  int64_t selected_count = 0;
+  int64_t selected_size = 0;
   // Visibility per 64 x 64 block under the element mask (mask.h); null without an element mask.
   uint8_t* block_mask = nullptr;
   int64_t block_mask_stride[3] = {};  // batch, head, block row; block columns are contiguous

@@ -148,6 +148,28 @@ def test_intervals(sides: str, inside: bool, dtype: torch.dtype) -> None:
     assert_visible(mask, 4, 5, is_visible)
 
 
+@each(("size", "dtype"), itertools.product((1, 2, 9), (torch.int64, torch.int8)))
+def test_selected(size: int, dtype: torch.dtype) -> None:
+    """In any order, with repetitions; lists by entry, by head, and for all."""
+    blocks = -(-5 // size)
+    for shape in ((B, 4, 6), (1, 4, 1), (B, 4, 0), (1, H, 4, 3), (B, 1, 4, 2)):
+        indices = torch.randint(-2, blocks, shape, dtype=dtype)
+        lists = indices if len(shape) == 4 else indices[:, None]
+        full = lists.expand(B, H, 4, shape[-1])
+
+        def is_visible(b: int, h: int, i: int, j: int, full: Tensor = full) -> bool:
+            return j // size in full[b, h, i].tolist()
+
+        assert_visible(tk.Mask.selected(indices, size), 4, 5, is_visible)
+
+
+def test_ascending_lists_are_not_copied() -> None:
+    indices = torch.tensor([[[-1, -1, 0, 3]]], dtype=torch.int32)
+    lists = [tk.Mask.selected(x).tensors()[0][1] for x in (indices, indices.flip(-1))]
+    assert lists[0].data_ptr() == indices.data_ptr()
+    assert torch.equal(*lists)
+
+
 BLOCK_IDS = torch.tensor(
     [[-1, 0, 0, 0, -1, 1, 1, 2, 2, -1, -1], [0, 0, -1, -1, -1, 0, 0, 0, 3, 3, 3]]
 )
@@ -294,6 +316,10 @@ SLICED: dict[str, Callable[[int, int], tk.Mask]] = {
     "dense rows": lambda M, N: tk.Mask.dense(torch.rand(H, M, 1) > 0.5),
     "dense columns": lambda M, N: tk.Mask.dense(torch.rand(N) > 0.5),
     "blocks": lambda M, N: tk.Mask.block_sparse(torch.rand(H, -(-M // 4), -(-N // 4)) > 0.5, 4),
+    "selected": lambda M, N: tk.Mask.selected(integers(B, M, 6, low=-1, high=N)),
+    "selected blocks": lambda M, N: tk.Mask.selected(
+        integers(1, H, M, 2, low=-1, high=-(-N // 4)), 4
+    ),
     "both": lambda M, N: tk.Mask.causal() & tk.Mask.segments(integers(B, M), integers(B, N)),
 }
 

@@ -49,6 +49,8 @@ MASKS = {
     "far-segments": tk.Mask.segments(IDS[:, :M] % 2 << 62, IDS[:, M:] % 2 << 62),
     "dense": tk.Mask.dense(IDS[:, None, :M, None] % 4 != 0),
     "more-dense": tk.Mask.dense((torch.arange(H * N).reshape(1, H, 1, N) * 5 % 7) < 5),
+    "selected": tk.Mask.selected(IDS[:, :M, None] * torch.arange(1, 7) % (N + 3) - 3),
+    "head-selected": tk.Mask.selected(IDS[:, None, :M, None] * torch.arange(1, 3) % 4 - 1, 3),
     "blocks-2": tk.Mask.block_sparse((torch.arange(20).reshape(4, 5) * 3 % 5) < 3, 2),
     "blocks-3": tk.Mask.block_sparse((torch.arange(18).reshape(2, 3, 3) * 5 % 7) < 5, 3),
     "blocks-4": tk.Mask.block_sparse(torch.tensor([[[True, False, True], [True, True, False]]]), 4),

@@ -25,6 +25,7 @@ from transformer_kernels.distributed import (
 )
 from transformer_kernels.masks.constraints import Constraint, Dense, Intervals, Positions, Segments
 from transformer_kernels.masks.mask import Mask
+from transformer_kernels.masks.selected import Selected
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,8 @@ def shard_mask(mask: Mask | None, shard: Shard) -> Mask | None:
             case Intervals():
                 parts: dict[str, Any] = {name: shard(x, -1) for name, x in one.tensors().items()}
                 return replace(one, **parts)
+            case Selected():
+                return replace(one, indices=shard(one.indices, 2))
             case Dense() if one.attn_mask.shape[2] > 1:
                 return Dense(shard(one.attn_mask, 2))
         return one

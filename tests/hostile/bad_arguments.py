@@ -227,6 +227,14 @@ ATTENTION = [
     value_error("dense ...(1, 1, 5, 3)", mask=Mask.dense(bools(N, M))),
     value_error("must broadcast", mask=Mask.from_block_mask(BLOCK_MASK)),
     value_error("Dense.attn_mask is on meta", mask=Mask.dense(meta(M, N, dtype=torch.bool))),
+    value_error(
+        "indices ...(2 or 1, 4 or 1, 3, count), got (2, 1, 5, 7)", mask=Mask.selected(ints(B, N, 7))
+    ),
+    value_error("indices ...got (2, 2, 3, 1)", mask=Mask.selected(ints(B, 2, M, 1))),
+    value_error(
+        "indices must be less than 3 for N = 5, block_size = 2, got 3",
+        mask=Mask.selected(torch.full((1, M, 1), 3), 2),
+    ),
     value_error("(4 or 1, 2, 3)...2, 2", mask=Mask.block_sparse(bools(2, 2), 2)),
     value_error("(4 or 1, ...(2, 2, 3)", mask=Mask.block_sparse(bools(2, 2, 3), 2)),
     *(

@@ -71,6 +71,7 @@ VALID: Valid = {
     "Mask.block_diffusion": (Mask.block_diffusion, {"length": N, "block": 2}),
     "Mask.dense": (Mask.dense, {"attn_mask": bools(M, N)}),
     "Mask.block_sparse": (Mask.block_sparse, {"blocks": bools(2, 3), "block_size": 2}),
+    "Mask.selected": (Mask.selected, {"indices": ints(B, M, 2), "block_size": 2}),
     "Mask.from_block_mask": (Mask.from_block_mask, {"block_mask": BLOCK_MASK}),
     "Mask.materialize": (CAUSAL.materialize, {"B": 1, "H": 1, "M": 1, "N": 1}),
     "Mask.show": (lambda mask=CAUSAL, **given: mask.show(**given), {"M": 3}),
@@ -192,6 +193,12 @@ MASKS = {
         value_error("block_size must be at least 1, got 0", block_size=0),
         type_error("block_size must be an int, got 2.0", block_size=2.0),
         value_error("block_size must be", block_size=HUGE),
+    ],
+    "Mask.selected": [
+        type_error("indices must be ...torch.float32", indices=rand(1, 2, 3)),
+        value_error("(batch, heads, queries, count), got shape (2, 2)", indices=ints(2, 2)),
+        value_error("block_size must be at least 1, got 0", block_size=0),
+        type_error("block_size must be an int, got 2.0", block_size=2.0),
     ],
     "Mask.from_block_mask": [
         type_error("block_mask must be a BlockMask, got ", block_mask=bools(3, 3))

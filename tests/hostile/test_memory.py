@@ -118,19 +118,25 @@ def test_attention(name: str, damage: Damage, backend: str) -> None:
 
 
 @pytest.mark.parametrize("damage", [freed, freed_view])
-def test_bool_masks_of_fewer_dimensions(damage: Damage) -> None:
+def test_masks_of_fewer_dimensions(damage: Damage) -> None:
     """The constructors add dimensions."""
     with refused("attn_mask", damage):
         tk.Mask.dense(damage(ONES[0, 0]))
     with refused("blocks", damage):
         tk.Mask.block_sparse(damage(ONES[0, 0]), 16)
+    with refused("indices", damage):
+        tk.Mask.selected(damage(IDS[..., None]))
 
 
-def dense_masks() -> dict[str, tuple[tk.Mask, Tensor]]:
+def freeable_masks() -> dict[str, tuple[tk.Mask, Tensor]]:
     """Masks and the tensor to free afterwards: the constructors index it."""
     attn_mask, layout = ONES.clone(), torch.ones(1, 5, 5, dtype=torch.bool)
     dense, blocks = tk.Mask.dense(attn_mask), tk.Mask.block_sparse(layout, 16)
+    indices = torch.zeros(1, 1, N, 1, dtype=torch.int32)
+    lists = tk.Mask.selected(indices)
     return {
+        "lists": (lists, indices),
+        "two-lists": (tk.Mask.selected(IDS[..., None]) & lists, indices),
         "dense": (dense, attn_mask),
         "two-dense": (tk.Mask.dense(ONES) & dense, attn_mask),
         "blocks": (blocks, layout),
@@ -138,11 +144,12 @@ def dense_masks() -> dict[str, tuple[tk.Mask, Tensor]]:
     }
 
 
-@pytest.mark.parametrize("name", dense_masks())
-def test_bool_masks(name: str, backend: str) -> None:
-    mask, tensor = dense_masks()[name]
+@pytest.mark.parametrize("name", freeable_masks())
+def test_masks(name: str, backend: str) -> None:
+    mask, tensor = freeable_masks()[name]
     tensor.untyped_storage().resize_(0)
-    message = r"(Dense.attn_mask|BlockSparse.blocks) has the shape .* its storage is freed"
+    names = "(Dense.attn_mask|BlockSparse.blocks|Selected.indices)"
+    message = f"{names} has the shape .* its storage is freed"
     with pytest.raises(ValueError, match=message):
         tk.attention(*qkv(), mask=mask, backend=backend)
     with pytest.raises(ValueError, match=message):

@@ -27,6 +27,7 @@ from tests.support.masks import (
     Dense,
     Intervals,
     Positions,
+    Selected,
     Sizes,
     Window,
     key_range,
@@ -195,6 +196,17 @@ def _masks() -> list[Case]:
     ]  # fmt: skip
 
 
+def _lists() -> list[Case]:
+    return [
+        Case(name="selected", M=67, N=193, mask=Selected(), dlse=True),
+        Case(name="selected-blocks", H_q=4, M=131, N=193, mask=(Selected(9, 7, "bh"), CAUSAL_END),
+             hidden="nan"),
+        Case(name="selected-twice", N=193, mask=(Selected(90, dims=""), Selected(5, 32, "h")),
+             bias="bhmn"),
+        Case(name="selected-few-queries", M=3, N=1021, D=8, mask=Selected(300), softcap=1.5),
+    ]  # fmt: skip
+
+
 def _options() -> list[Case]:
     return [
         *(
@@ -318,6 +330,7 @@ CASES: tuple[Case, ...] = (
     *_sizes(),
     *_few_queries(),
     *_masks(),
+    *_lists(),
     *_options(),
     *_distances(),
     *_relative_keys(),

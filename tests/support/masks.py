@@ -270,6 +270,36 @@ class Blocks(Constraint):
         return self._blocks(sizes)[:, i[:, None], j]
 
 
+@dataclass(frozen=True, repr=False)
+class Selected(Constraint):
+    """Lists of `count` random blocks of keys, in any order, with repetitions and gaps. The third
+    row of four or more selects nothing, and none selects the fourth block."""
+
+    count: int = 40
+    size: int = 1
+    dims: str = "b"
+    """those of "bh" in which the lists differ"""
+    seed: int = 0
+
+    def _indices(self, sizes: Sizes) -> Tensor:
+        generator = torch.Generator().manual_seed(self.seed)
+        B, H = (n if name in self.dims else 1 for name, n in zip("bh", sizes[:2], strict=True))
+        blocks = -(-sizes.N // self.size)
+        shape = B, H, sizes.M, self.count
+        indices = torch.randint(-1, max(blocks, 1), shape, generator=generator)
+        if sizes.M > 3:
+            indices[:, :, 2] = -1
+        return indices.masked_fill(indices == 3, -1) if blocks else torch.full(shape, -1)
+
+    def mask(self, sizes: Sizes) -> Mask:
+        indices = self._indices(sizes)
+        return Mask.selected(indices if "h" in self.dims else indices[:, 0], self.size)
+
+    def visible(self, sizes: Sizes) -> Tensor:
+        block = torch.arange(sizes.N) // self.size
+        return (self._indices(sizes)[..., None, :] == block[:, None]).any(dim=-1)
+
+
 Constraints = Constraint | tuple[Constraint, ...] | None
 """One constraint or an intersection; (): `Mask()`; None: no mask."""
 

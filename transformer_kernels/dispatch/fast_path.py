@@ -41,6 +41,7 @@ from .autograd import attach, attach_plain
 _CPU, _CUDA = CpuBackend(), CudaBackend()
 _INTERCEPTED = "a mode, transform, tracer or profiler may intercept operators"
 _SUBCLASS = "a tensor of a subclass"
+_SELECTED = "selected keys"
 
 _Windows = tuple[Constraint, ...]
 
@@ -90,16 +91,16 @@ def plain_attention(
     resolved, block_mask, problem, row_stats = ALL_VISIBLE, None, None, None
     try:
         if mask is not None:
-            B, H, M, _ = q.shape
-            resolved = resolve(mask, B, H, M, k.shape[2])
+            (B, H, M, _), N = q.shape, k.shape[2]
+            resolved = resolve(mask, B, H, M, N)
+            if resolved.selected is not None:
+                return _SELECTED
             if resolved.has_element_mask:
-                size = resolved.block_mask_shape(M, k.shape[2])
-                block_mask = torch.empty(size, dtype=torch.uint8)
+                block_mask = torch.empty(resolved.block_mask_shape(M, N), dtype=torch.uint8)
         o = torch.empty_like(q)
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            shape = shape_of(q, k, v)
-            problem = Problem(shape, resolved, scores)
-            row_stats = torch.empty(2, shape.B, shape.H_q, shape.M, dtype=shape.accumulate_dtype)
+            problem = Problem(shape_of(q, k, v), resolved, scores)
+            row_stats = torch.empty(2, *q.shape[:3], dtype=problem.shape.accumulate_dtype)
     except (IndexError, RuntimeError, TypeError, ValueError) as error:  # nothing is checked yet
         return str(error)
     reason = direct.launch_forward(
@@ -212,7 +213,7 @@ def _checked_on_gpu(
         resolved = resolve(mask, shape.B, shape.H_q, shape.M, shape.N)
     except ValueError as error:
         return str(error)
-    return Problem(shape, resolved, problem.scores)
+    return _SELECTED if resolved.selected is not None else Problem(shape, resolved, problem.scores)
 
 
 def _windows(mask: Mask | None) -> _Windows | None:

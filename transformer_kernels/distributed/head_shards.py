@@ -22,6 +22,7 @@ from ..masks.constraints import (
     Window,
 )
 from ..masks.mask import Mask
+from ..masks.selected import Selected
 from ..scores.alibi import Alibi
 from ..scores.relative import Relative, RelativeBias
 from .arguments import Arguments
@@ -111,6 +112,10 @@ class HeadShards:
                 return Dense(self._by_row(one.attn_mask.view(torch.uint8)).view(torch.bool))
             case BlockSparse():
                 return replace(one, blocks=self._heads(one.blocks, 0))
+            case Selected():
+                x = one.indices
+                x = self._tokens(x.mT).mT if x.shape[1] == 1 else self.queries(x)
+                return replace(one, indices=x.contiguous())
 
     def _heads(self, x: Tensor, dim: int) -> Tensor:
         """Cuts a dimension of H_q, and leaves one of size 1."""

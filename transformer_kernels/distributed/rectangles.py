@@ -20,6 +20,7 @@ from ..masks.constraints import (
 )
 from ..masks.mask import Mask
 from ..masks.resolved import ALL_VISIBLE, ResolvedMask, resolve
+from ..masks.selected import Selected
 from ..problem import Problem, shape_of
 from ..problem.checks import check_mask_tensors, check_tensors
 from ..scores.alibi import Alibi
@@ -182,17 +183,18 @@ def _resolve(
         match one:
             case Segments() | Positions() | Intervals():
                 by_token.append(one)
-            case Dense():
+            case Dense() | Selected():
                 by_row.append(one)
             case _:
                 others.append(one)
     B, H = q.shape[:2]
     tokens = resolve(Mask(tuple(by_token)), B, H, rows, columns)
-    dense = resolve(Mask(tuple(by_row)), B, H, rows, N).dense
+    own = resolve(Mask(tuple(by_row)), B, H, rows, N)
     resolved = resolve(Mask(tuple(others)), B, H, M, N, align)
     return resolved._replace(
-        q_low=tokens.q_low, q_high=tokens.q_high, k_position=tokens.k_position, dense=dense
-    )
+        q_low=tokens.q_low, q_high=tokens.q_high, k_position=tokens.k_position,
+        dense=own.dense, selected=own.selected, selected_size=own.selected_size,
+    )  # fmt: skip
 
 
 def _mask_of(
@@ -219,6 +221,11 @@ def _mask_of(
     if mask.blocks is not None:
         blocks, size = _blocks_of(mask, rows, columns)
         part = part._replace(blocks=blocks, block_size=size)
+    if mask.selected is not None:
+        lists = Selected(mask.selected[:, :, rows.local], mask.selected_size)
+        all_rows, spans = range(rows.length), range(columns.start, columns.end)
+        lists = lists.part(all_rows, spans, rows.length, columns.end)
+        part = part._replace(selected=lists.indices, selected_size=lists.block_size)
     return part
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..common.argument_checks import shown
+from .selected import Selected
 
 Align = Literal["top_left", "bottom_right"]
 
@@ -334,7 +335,7 @@ class BlockSparse:
             )
 
 
-Constraint = Window | KeyRange | Segments | Positions | Intervals | Dense | BlockSparse
+Constraint = Window | KeyRange | Segments | Positions | Intervals | Dense | BlockSparse | Selected
 
 
 def blocks_part(blocks: Tensor, block_size: int, rows: range, columns: range) -> tuple[Tensor, int]:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..common.argument_checks import (
-    INTEGERS,
     LARGEST_INT,
     as_device,
     check_bool,
@@ -19,9 +18,9 @@ from ..common.argument_checks import (
 )
 from ..common.storage import check_storage
 from . import unions, visualize
+from .arguments import extent_of, integers, positions, range_of, size_of, with_dimensions
 from .block_mask import check_block_mask, full_tiles, partial_tiles, visible_pairs
 from .constraints import (
-    UNBOUNDED,
     Align,
     BlockSparse,
     Constraint,
@@ -33,6 +32,7 @@ from .constraints import (
     Window,
     check_align,
 )
+from .selected import Selected, ascending
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,7 +80,7 @@ class Mask:
             align: "top_left" (d = 0) or "bottom_right" (d = N - M), which differ if M != N.
         """
         check_align(align)
-        return Mask((Window(_extent("left", left), _extent("right", right), align),))
+        return Mask((Window(extent_of("left", left), extent_of("right", right), align),))
 
     @staticmethod
     def causal(*, align: Align = "top_left") -> Mask:
@@ -100,7 +100,7 @@ class Mask:
             key_lengths: integers (B,). Keys and values at and after the length are trailing
                 padding: they may hold NaN, and affect neither outputs nor gradients.
         """
-        return Mask((KeyRange(None, _vector("key_lengths", key_lengths)),))
+        return Mask((KeyRange(None, integers("key_lengths", key_lengths, "(batch,)")),))
 
     @staticmethod
     def key_range(start: Tensor, end: Tensor) -> Mask:
@@ -110,7 +110,9 @@ class Mask:
             start: integers (B,), inclusive.
             end: integers (B,), exclusive. Keys and values outside the range may hold NaN.
         """
-        return Mask((KeyRange(_vector("start", start), _vector("end", end)),))
+        return Mask(
+            (KeyRange(integers("start", start, "(batch,)"), integers("end", end, "(batch,)")),)
+        )
 
     @staticmethod
     def segments(q_ids: Tensor, k_ids: Tensor | None = None, *, equal: bool = True) -> Mask:
@@ -124,7 +126,15 @@ class Mask:
         """
         check_bool("equal", equal)
         k_ids = q_ids if k_ids is None else k_ids
-        return Mask((Segments(_ids("q_ids", q_ids), _ids("k_ids", k_ids), equal),))
+        return Mask(
+            (
+                Segments(
+                    integers("q_ids", q_ids, "(batch, length)"),
+                    integers("k_ids", k_ids, "(batch, length)"),
+                    equal,
+                ),
+            )
+        )
 
     @staticmethod
     def positions(
@@ -144,8 +154,8 @@ class Mask:
             right: visible positions after the query's; None is unbounded. May be negative: -1 hides
                 the query's own position.
         """
-        q_pos, k_pos = _positions("q_pos", q_pos), _positions("k_pos", k_pos)
-        return Mask((Positions(q_pos, k_pos, _extent("left", left), _extent("right", right)),))
+        q_pos, k_pos = positions("q_pos", q_pos), positions("k_pos", k_pos)
+        return Mask((Positions(q_pos, k_pos, extent_of("left", left), extent_of("right", right)),))
 
     @staticmethod
     def intervals(
@@ -169,9 +179,9 @@ class Mask:
         check_bool("inside", inside)
         if low is None and high is None:
             raise ValueError("low or high must be a tensor, got None for both")
-        low = None if low is None else _positions("low", low)
-        high = None if high is None else _positions("high", high)
-        return Mask((Intervals(low, high, _positions("k_pos", k_pos), inside),))
+        low = None if low is None else positions("low", low)
+        high = None if high is None else positions("high", high)
+        return Mask((Intervals(low, high, positions("k_pos", k_pos), inside),))
 
     @staticmethod
     def prefix_lm(prefix_lengths: Tensor, length: int) -> Mask:
@@ -183,9 +193,9 @@ class Mask:
 
         Source: Raffel et al. 2020, arXiv:1910.10683, section 3.2.1.
         """
-        prefix_lengths = _vector("prefix_lengths", prefix_lengths)
+        prefix_lengths = integers("prefix_lengths", prefix_lengths, "(batch,)")
         check_storage((("prefix_lengths", prefix_lengths),))
-        return Mask(unions.prefix_lm(prefix_lengths, _size("length", length)))
+        return Mask(unions.prefix_lm(prefix_lengths, size_of("length", length)))
 
     @staticmethod
     def blocks(ids: Tensor) -> Mask:
@@ -197,7 +207,7 @@ class Mask:
         Args:
             ids: integers (B, length), the block of each query and key.
         """
-        ids = _ids("ids", ids)
+        ids = integers("ids", ids, "(batch, length)")
         check_storage((("ids", ids),))
         return Mask(unions.blocks(ids))
 
@@ -211,7 +221,7 @@ class Mask:
         Args:
             ids: integers (B, length), for example 0 for the prefix, and the number of the answer.
         """
-        ids = _ids("ids", ids)
+        ids = integers("ids", ids, "(batch, length)")
         check_storage((("ids", ids),))
         return Mask(unions.shared_prefix(ids))
 
@@ -232,7 +242,7 @@ class Mask:
         Source: Beltagy et al. 2020, arXiv:2004.05150, section 3.1; Xiao et al. 2024,
         arXiv:2309.17453.
         """
-        sizes = _size("length", length), _size("tokens", tokens), _size("window", window)
+        sizes = size_of("length", length), size_of("tokens", tokens), size_of("window", window)
         return Mask(unions.global_window(*sizes, device))
 
     @staticmethod
@@ -251,7 +261,7 @@ class Mask:
 
         Source: Arriola et al. 2025, arXiv:2503.09573.
         """
-        sizes = _size("length", length), _size("block", block, 1)
+        sizes = size_of("length", length), size_of("block", block, 1)
         return Mask(unions.block_diffusion(*sizes, device))
 
     @staticmethod
@@ -266,7 +276,7 @@ class Mask:
             raise ValueError(
                 f"attn_mask must broadcast to (B, H, M, N), got shape {tuple(attn_mask.shape)}"
             )
-        return Mask((Dense(_with_dimensions("attn_mask", attn_mask, 4)),))
+        return Mask((Dense(with_dimensions("attn_mask", attn_mask, 4)),))
 
     @staticmethod
     def block_sparse(blocks: Tensor, block_size: int) -> Mask:
@@ -285,7 +295,32 @@ class Mask:
                 f"blocks must be (H or 1, rows, columns), got shape {tuple(blocks.shape)}"
             )
         check_int("block_size", block_size, 1)
-        return Mask((BlockSparse(_with_dimensions("blocks", blocks, 3), block_size),))
+        return Mask((BlockSparse(with_dimensions("blocks", blocks, 3), block_size),))
+
+    @staticmethod
+    def selected(indices: Tensor, block_size: int = 1) -> Mask:
+        """Selected keys: j // block_size in indices[b, h, i] is visible, a list for each query.
+
+        For sparse attention, whose keys or blocks of keys a model's indexer chooses. Memory is that
+        of the lists. docs/masks.md states which calls gather the listed keys, and what they cost.
+
+        Args:
+            indices: integers (B or 1, M, count) or (B or 1, H or 1, M, count), in any order;
+                negative ones select nothing. Lists that ascend without repetitions are not sorted.
+            block_size: keys of a block, at least 1. With 1 the indices are keys.
+
+        Raises:
+            TypeError: indices is no tensor of integers.
+            ValueError: a shape differs, or (for indices on a CPU) one is past the last block.
+
+        Source: DeepSeek-AI 2025, DeepSeek-V3.2-Exp; Yuan et al. 2025, arXiv:2502.11089.
+        """
+        shapes = "(batch, queries, count)", "(batch, heads, queries, count)"
+        indices = integers("indices", indices, *shapes)
+        check_int("block_size", block_size, 1, (1 << 31) - 1)
+        check_storage((("indices", indices),))
+        indices = indices if indices.dim() == 4 else indices[:, None]
+        return Mask((Selected(ascending(indices), block_size),))
 
     @staticmethod
     def from_block_mask(block_mask: BlockMask) -> Mask:
@@ -360,7 +395,7 @@ class Mask:
                 the sizes.
         """
         self.check(*self._extents(), M, N)
-        parts = _range("rows", rows, M), _range("columns", columns, N)
+        parts = range_of("rows", rows, M), range_of("columns", columns, N)
         return Mask(tuple(one.part(*parts, M, N) for one in self.constraints))
 
     def check(self, B: int, H: int, M: int, N: int) -> None:
@@ -423,68 +458,9 @@ class Mask:
         return max([b for b, _ in extents], default=1), max([h for _, h in extents], default=1)
 
 
-def _range(name: str, part: slice, length: int) -> range:
-    if not isinstance(part, slice):
-        raise TypeError(f"{name} must be a slice, got {shown(part)}")
-    if part.step not in (None, 1):
-        raise ValueError(f"{name} must have step 1, got {part.step}")
-    start, end, _ = part.indices(length)
-    return range(start, max(start, end))
-
-
 def _to_device(constraint: Constraint, device: torch.device) -> Constraint:
     for name, x in constraint.tensors().items():
         if x.device.type == "meta" and device.type != "meta":
             raise ValueError(f"the mask's {name} is on meta: it has no values to copy to {device}")
     fields: dict[str, Any] = {name: x.to(device) for name, x in constraint.tensors().items()}
     return replace(constraint, **fields)
-
-
-def _extent(name: str, value: int | None) -> int | None:
-    """Returns an extent of a window, at most 2^62: sums with indices then fit in 64 bits."""
-    if value is None:
-        return None
-    if type(value) is int and -UNBOUNDED <= value <= UNBOUNDED:
-        return value
-    check_int(name, value, wanted="an int or None")
-    return min(max(value, -UNBOUNDED), UNBOUNDED)
-
-
-def _with_dimensions(name: str, x: Tensor, dims: int) -> Tensor:
-    """Views x with leading dimensions of size 1, `dims` dimensions in all."""
-    if x.dim() == dims:
-        return x
-    try:
-        return x[(None,) * (dims - x.dim())]
-    except RuntimeError:
-        check_storage(((name, x),))
-        raise
-
-
-def _size(name: str, value: int, least: int = 0) -> int:
-    check_int(name, value, least, (1 << 31) - 1)
-    return value
-
-
-def _ids(name: str, value: Tensor) -> Tensor:
-    check_tensor(name, value, INTEGERS, wanted="a tensor of integers")
-    if value.dim() != 2:
-        raise ValueError(f"{name} must be (batch, length), got shape {tuple(value.shape)}")
-    return value.resolve_neg()
-
-
-def _positions(name: str, value: Tensor) -> Tensor:
-    check_tensor(name, value, INTEGERS, wanted="a tensor of integers")
-    if value.dim() not in (2, 3):
-        raise ValueError(
-            f"{name} must be (batch, length) or (batch, heads, length), "
-            f"got shape {tuple(value.shape)}"
-        )
-    return value.resolve_neg()
-
-
-def _vector(name: str, value: Tensor) -> Tensor:
-    check_tensor(name, value, INTEGERS, wanted="a tensor of integers")
-    if value.dim() != 1:
-        raise ValueError(f"{name} must be (batch,), got shape {tuple(value.shape)}")
-    return value.resolve_neg()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, NamedTuple
@@ -24,6 +25,7 @@ from .constraints import (
     Window,
 )
 from .mask import Mask
+from .selected import Selected, intersection
 
 BLOCK_MASK_SIZE = 64
 """Queries and keys per block-mask entry; equals kBlockMaskSize in csrc/common/mask.h."""
@@ -55,11 +57,20 @@ class ResolvedMask(NamedTuple):
     blocks: Annotated[Tensor | None, "(1|H_q, rows, columns)", "dense"] = None
     """bool: blocks[h, i // block_size, j // block_size]"""
     block_size: Annotated[int, "", "dense"] = 0
+    selected: Annotated[Tensor | None, "(1|B, 1|H_q, M, count)", "dense"] = None
+    """int32, ascending: j // selected_size is in selected[b, h, i]"""
+    selected_size: Annotated[int, "", "dense"] = 0
 
     @property
     def has_element_mask(self) -> bool:
-        """True if position tests, a dense mask or blocks hide pairs. These need a block mask."""
-        return not (self.q_low is None and self.dense is None and self.blocks is None)
+        """True if position tests, a dense mask, blocks or lists hide pairs. These need a block
+        mask."""
+        return not (
+            self.q_low is None
+            and self.dense is None
+            and self.blocks is None
+            and self.selected is None
+        )
 
     def block_mask_shape(self, M: int, N: int) -> tuple[int, ...]:
         """Returns (B or 1, H_q or 1, row blocks, column blocks); (0,) without an element mask."""
@@ -72,6 +83,8 @@ class ResolvedMask(NamedTuple):
             extents.append((self.dense.shape[0], self.dense.shape[1]))
         if self.blocks is not None:
             extents.append((1, self.blocks.shape[0]))
+        if self.selected is not None:
+            extents.append((self.selected.shape[0], self.selected.shape[1]))
         B, H = (
             next((size for size in sizes if size != 1), 1) for sizes in zip(*extents, strict=True)
         )
@@ -102,6 +115,8 @@ class ResolvedMask(NamedTuple):
         return ResolvedMask(
             key_start=self.key_start, key_end=self.key_end, dense=visible,
             q_low=q_low, q_high=q_high, k_position=self.k_position,
+            selected=None if self.selected is None else self.selected.index_select(2, rows),
+            selected_size=self.selected_size,
         )  # fmt: skip
 
     def _constraints(self) -> Iterator[Constraint]:
@@ -114,6 +129,8 @@ class ResolvedMask(NamedTuple):
             yield Dense(self.dense)
         if self.blocks is not None:
             yield BlockSparse(self.blocks, self.block_size)
+        if self.selected is not None:
+            yield Selected(self.selected, self.selected_size)
 
     def _tests(self) -> Iterator[PositionTest]:
         if self.q_low is not None and self.q_high is not None and self.k_position is not None:
@@ -132,27 +149,20 @@ def resolve(mask: Mask, B: int, H: int, M: int, N: int, align: Align = "top_left
 
     Raises ValueError if a tensor of the mask does not fit the sizes.
     """
-    windows: list[Window] = []
-    ranges: list[KeyRange] = []
-    tests: list[PositionTest] = []
+    for one in mask.constraints:
+        one.check(B, H, M, N)
+    windows = [one for one in mask.constraints if isinstance(one, Window)]
+    ranges = [one for one in mask.constraints if isinstance(one, KeyRange)]
+    tests = [_test(one) for one in mask.constraints if isinstance(one, _BY_POSITION)]
+    lists = [one for one in mask.constraints if isinstance(one, Selected)]
     dense: Tensor | None = None
     blocks: Tensor | None = None
     size = 0
     for one in mask.constraints:
-        one.check(B, H, M, N)
-        match one:
-            case Window():
-                windows.append(one)
-            case KeyRange():
-                ranges.append(one)
-            case Segments() | Positions() | Intervals():
-                kind = type(one).__name__
-                check_storage((f"the mask's {kind}.{x}", y) for x, y in one.tensors().items())
-                tests.append(one.test())
-            case Dense():
-                dense = _merge(torch.bitwise_and, dense, one.attn_mask)
-            case BlockSparse():
-                blocks, size = _merge_blocks(blocks, size, one, M, N)
+        if isinstance(one, Dense):
+            dense = _merge(torch.bitwise_and, dense, one.attn_mask)
+        elif isinstance(one, BlockSparse):
+            blocks, size = _merge_blocks(blocks, size, one, M, N)
     if windows:
         align = windows[0].align
         if len(windows) > 1 and any(window.align != align for window in windows):
@@ -166,8 +176,16 @@ def resolve(mask: Mask, B: int, H: int, M: int, N: int, align: Align = "top_left
         k_position = _stack([test.position for test in tests])
     return ResolvedMask(
         low, high, align == "bottom_right", start, end,
-        q_low, q_high, k_position, dense, blocks, size,
+        q_low, q_high, k_position, dense, blocks, size, *_selected(lists),
     )  # fmt: skip
+
+
+_BY_POSITION = (Segments, Positions, Intervals)
+
+
+def _test(one: Segments | Positions | Intervals) -> PositionTest:
+    check_storage((f"the mask's {type(one).__name__}.{x}", y) for x, y in one.tensors().items())
+    return one.test()
 
 
 def resolve_windows(mask: Mask | None, align: Align) -> ResolvedMask:
@@ -242,6 +260,14 @@ def _merge_blocks(
     common = math.gcd(size, other.block_size)
     finer = _finer(blocks, size, common, M, N)
     return finer & _finer(other.blocks, other.block_size, common, M, N), common
+
+
+def _selected(lists: Sequence[Selected]) -> tuple[Tensor | None, int]:
+    if not lists:
+        return None, 0
+    _check_memory(*(one.indices for one in lists))
+    one = functools.reduce(intersection, lists)
+    return one.indices, one.block_size
 
 
 def _finer(blocks: Tensor, size: int, common: int, M: int, N: int) -> Tensor:

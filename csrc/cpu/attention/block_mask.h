@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "common/mask.h"
+#include "cpu/attention/selected.h"
 #include "cpu/engine/workers.h"
 
 namespace tk::cpu::TK_ISA {
@@ -20,7 +20,8 @@ TK_INLINE DistinctRows distinct_rows(const MaskParams& mask, int64_t M, int64_t 
   DistinctRows found;
   const int64_t i1 = M - i0 < kBlockMaskSize ? M : i0 + kBlockMaskSize;
   for (int64_t i = i0; i < i1; ++i) {
-    if (i == i0 || !equals_previous_row(mask, b, h, i)) found.rows[found.count++] = i;
+    if (i == i0 || mask.selected || !equals_previous_row(mask, b, h, i))
+      found.rows[found.count++] = i;
   }
   return found;
 }
@@ -30,7 +31,7 @@ TK_INLINE Visible classify_block(const MaskParams& mask, int64_t N, int64_t b, i
   const uint64_t columns = bit_range(0, N - j0);
   uint64_t any = 0, all = columns;
   for (int64_t n = 0; n < rows.count; ++n) {
-    const uint64_t bits = element_mask_bits(mask, N, b, h, rows.rows[n], j0);
+    const uint64_t bits = element_bits(mask, N, b, h, rows.rows[n], j0);
     any |= bits;
     all &= bits;
     if (any && all != columns) return Visible::kPartial;
@@ -64,6 +65,27 @@ TK_INLINE void classify_by_extremes(const MaskParams& mask, int64_t M, int64_t N
   }
 }
 
+// Hides the blocks of a row that no list of its queries has a key in.
+TK_INLINE void hide_unlisted(const MaskParams& mask, int64_t M, int64_t N, int64_t b, int64_t h,
+                             int64_t i0, uint8_t* entries) {
+  constexpr uint8_t kListed = 0x80;
+  const int64_t column_blocks = (N + kBlockMaskSize - 1) / kBlockMaskSize;
+  const int64_t size = mask.selected_size;
+  for (int64_t i = i0; i < std::min(M, i0 + kBlockMaskSize); ++i) {
+    const SelectedList list = selected_list(mask, b, h, i);
+    for (const int32_t* n = list.begin; n != list.end; ++n) {
+      const int64_t last = std::min((*n + 1) * size, N) - 1;
+      for (int64_t m = *n * size / kBlockMaskSize; *n >= 0 && m <= last / kBlockMaskSize; ++m) {
+        entries[m] |= kListed;
+      }
+    }
+  }
+  for (int64_t m = 0; m < column_blocks; ++m) {
+    const bool is_listed = entries[m] >= kListed;
+    entries[m] = is_listed ? static_cast<uint8_t>(entries[m] - kListed) : 0;
+  }
+}
+
 // B and H are the dimensions of the block mask: 1 where the mask does not depend on them.
 void fill_block_mask(const MaskParams& mask, int64_t B, int64_t H, int64_t M, int64_t N,
                      const Workers& workers) {
@@ -74,7 +96,8 @@ void fill_block_mask(const MaskParams& mask, int64_t B, int64_t H, int64_t M, in
     const DistinctRows rows = distinct_rows(mask, M, b, h, m * kBlockMaskSize);
     uint8_t* const entries = mask.block_mask + item * column_blocks;
     classify_by_extremes(mask, M, N, b, h, m * kBlockMaskSize, entries);
-    const bool decides = !has_other_elements(mask);
+    if (mask.selected) hide_unlisted(mask, M, N, b, h, m * kBlockMaskSize, entries);
+    const bool decides = !has_other_elements(mask) && !mask.selected;
     for (int64_t n = 0; n < column_blocks; ++n) {
       const auto entry = static_cast<Visible>(entries[n]);
       if (entry == Visible::kEmpty || (entry == Visible::kFull && decides)) continue;
@@ -104,7 +127,7 @@ TK_INLINE uint64_t live_keys_of_block(const MaskParams& mask, int64_t M, int64_t
   for (int64_t i0 = begin; i0 < end; i0 += kBlockMaskSize) {
     if (visible(i0) == Visible::kEmpty) continue;
     for (int64_t i = i0; i < block_end(i0); ++i) {
-      live |= visible_keys(mask, N, b, h, i, j0);
+      live |= visible_bits(mask, N, b, h, i, j0);
       if (live == all) return all;
     }
   }

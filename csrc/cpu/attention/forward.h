@@ -238,7 +238,7 @@ void forward_chunk(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
 
 TK_INLINE bool sees_a_key(const ForwardParams& p, int64_t b, int64_t h, int64_t i) {
   for (int64_t j0 = 0; j0 < p.N; j0 += kBlock) {
-    if (visible_keys(p.mask, p.N, b, h, i, j0)) return true;
+    if (visible_bits(p.mask, p.N, b, h, i, j0)) return true;
   }
   return false;
 }

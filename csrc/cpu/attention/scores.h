@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "common/mask.h"
 #include "cpu/attention/relative_bias.h"
+#include "cpu/attention/selected.h"
 #include "cpu/engine/vec_math.h"
 
 namespace tk::cpu::TK_ISA {
@@ -50,7 +50,7 @@ void apply_element_mask(const Problem& p, const Block& block, Real* s) {
   Int words[kBlock / kBits][kQueries] = {};
   for (int64_t lane = 0; lane < block.queries; ++lane) {
     const uint64_t bits =
-        visible_keys(p.mask, p.N, block.b, block.head(lane), block.query(lane), block.j0) >>
+        visible_bits(p.mask, p.N, block.b, block.head(lane), block.query(lane), block.j0) >>
         block.first;
     for (int64_t n = 0; n < kBlock / kBits; ++n) {
       words[n][lane] = static_cast<Int>(bits >> (n * kBits));

@@ -26,6 +26,7 @@ from tests.support.masks import (
     Order,
     Positions,
     Segments,
+    Selected,
     Window,
 )
 from tests.support.varlen_cases import VarlenCase
@@ -150,7 +151,7 @@ def _dropout(draw: Draw) -> float:
 def dense(draw: Draw, backend: str, dtype: str) -> Case:
     limits, fields = LIMITS[backend], sizes(draw, backend) | _scores(draw, dtype)
     M, N = draw(limits.lengths()), draw(limits.lengths())
-    fields["mask"] = _constraints(draw, max(M, N))
+    fields["mask"] = _constraints(draw, max(M, N), has_lists=backend != "cuda")
     fields["hidden"] = pick(draw, *_HIDDEN)
     bias = pick(draw, None, None, "tensor", "alibi")
     if bias == "tensor":
@@ -296,10 +297,11 @@ def _relative(
     )
 
 
-def _constraints(draw: Draw, length: int) -> tuple[Constraint, ...]:
+def _constraints(draw: Draw, length: int, has_lists: bool) -> tuple[Constraint, ...]:
     """Up to three constraints of any kind."""
     by_token = _key_range, _segments, _positions, _intervals
-    kinds = st.sampled_from((_window, *by_token, _dense_mask, _blocks))
+    lists = (_selected,) if has_lists else ()
+    kinds = st.sampled_from((_window, *by_token, _dense_mask, _blocks, *lists))
     return tuple(draw(kinds)(draw, length) for _ in range(draw(st.integers(0, 3))))
 
 
@@ -362,6 +364,11 @@ def _blocks(draw: Draw, length: int) -> Blocks:
         share=pick(draw, 50, 90, 10),
         seed=_seed(draw),
     )
+
+
+def _selected(draw: Draw, length: int) -> Selected:
+    count, size = draw(st.integers(0, 60)), pick(draw, 1, 1, 3, 64)
+    return Selected(count, size, pick(draw, "", "b", "h", "bh"), _seed(draw))
 
 
 def _seed(draw: Draw) -> int:

@@ -25,6 +25,7 @@ from tests.support.masks import (
     KeyRange,
     Positions,
     Segments,
+    Selected,
     Sizes,
     Window,
 )
@@ -41,6 +42,7 @@ EVERY_MASK = (
     Dense("bhmn", share=90, byte=255),
     Blocks(7, by_head=True, share=90),
     Intervals("low", False, "bh", "h", 3),
+    Selected(20, 3, "h"),
 )
 LENGTHS = ((5, 7), (0, 3), (33, 40))
 BELOW = Relative(9, -4, "bottom_right")

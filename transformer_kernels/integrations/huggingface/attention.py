@@ -15,7 +15,6 @@ from .divided import current_division, divided_documents
 from .lazy_mask import LazyMask
 from .models import is_passed_by
 from .packing import mask_of_lengths, mask_of_positions
-from .sparse import mask_of_blocks, mask_of_keys
 
 _CAUSAL = Mask.causal()
 
@@ -108,9 +107,7 @@ def attention_forward(
     elif position_ids is not None and is_causal and getattr(attention_mask, "may_be_packed", False):
         mask = _both(mask, _documents_by_position(position_ids, attention_mask, size[0]))
     if indices is not None or block_indices is not None:
-        mask = _both(
-            mask, _chosen_keys(module, indices, block_indices, query.shape[1], key.shape[2])
-        )
+        mask = _both(mask, _chosen_keys(module, indices, block_indices, query.shape[1]))
     if position_bias is not None:
         bias = position_bias if bias is None else position_bias + bias
     if bias is not None and bias.dtype is not torch.float32:
@@ -193,13 +190,14 @@ def _documents_by_position(position_ids: Tensor, attention_mask: Any, B: int) ->
 
 
 def _chosen_keys(
-    module: Any, indices: Tensor | None, block_indices: Tensor | None, H: int, N: int
+    module: Any, indices: Tensor | None, block_indices: Tensor | None, H: int
 ) -> Mask | None:
     check_undivided("sparse attention")
-    chosen = None if indices is None else mask_of_keys(indices, N)
+    chosen = None if indices is None else Mask.selected(indices)
     if block_indices is None:
         return chosen
-    return _both(chosen, mask_of_blocks(block_indices, module.indexer.block_size, H, N))
+    of_heads = block_indices.repeat_interleave(H // block_indices.shape[1], dim=1)
+    return _both(chosen, Mask.selected(of_heads, module.indexer.block_size))
 
 
 def _with_one_batch(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -40,11 +40,18 @@ class MaskTensors(NamedTuple):
     blocks_i: int | None
     blocks_j: int | None
     block_size: int
+    selected: Tensor | None
+    selected_b: int | None
+    selected_h: int | None
+    selected_count: int
+    selected_size: int
+    selected_steps: tl.constexpr
+    """steps of a binary search in a list"""
     columns: int | None
     """N if there is a dense mask, else None. Triton specializes on its divisibility by 16, which
     enables 16-byte loads."""
     has_elements: tl.constexpr
-    """True if a tensor hides single elements: position tests, a dense mask or a block pattern"""
+    """True if a tensor hides single elements: position tests, a dense mask, blocks or lists"""
 
 
 def mask_tensors(problem: Problem) -> MaskTensors:
@@ -53,6 +60,9 @@ def mask_tensors(problem: Problem) -> MaskTensors:
     dense_b, dense_h, dense_i, dense_j = broadcast_strides(dense, 4)
     blocks_h, blocks_i, blocks_j = broadcast_strides(blocks, 3)
     q_low, k_position = contiguous(mask.q_low), contiguous(mask.k_position)
+    selected = contiguous(mask.selected)
+    selected_b, selected_h, _, _ = broadcast_strides(selected, 4)
+    count = 0 if selected is None else selected.shape[3]
     q_test, q_b, q_h, _ = broadcast_strides(q_low, 4)
     k_test, k_b, k_h, _ = broadcast_strides(k_position, 4)
     return MaskTensors(
@@ -78,14 +88,21 @@ def mask_tensors(problem: Problem) -> MaskTensors:
         blocks_i=blocks_i,
         blocks_j=blocks_j,
         block_size=mask.block_size,
+        selected=selected,
+        selected_b=selected_b,
+        selected_h=selected_h,
+        selected_count=count,
+        selected_size=mask.selected_size,
+        selected_steps=tl.constexpr(count.bit_length()),
         columns=None if dense is None else problem.shape.N,
         has_elements=tl.constexpr(mask.has_element_mask),
     )
 
 
 def bytes_per_score(mask: ResolvedMask) -> int:
-    """Returns the bytes that a dense mask and a block pattern load per score."""
-    return sum(x.element_size() for x in (mask.dense, mask.blocks) if x is not None)
+    """Returns the bytes that a dense mask, a block pattern and lists load per score."""
+    loaded = mask.dense, mask.blocks, mask.selected
+    return sum(x.element_size() for x in loaded if x is not None)
 
 
 def bytes_per_key(mask: ResolvedMask) -> int:
@@ -166,7 +183,7 @@ def zero_hidden_keys(tile, is_visible, mask):
 
 @triton.jit
 def element_mask(mask, coords, M, N):
-    """Element mask of position tests, dense mask and blocks only; False outside M x N"""
+    """Element mask of position tests, dense mask, blocks and lists; False outside M x N"""
     i, j = coords.i, coords.j
     batch, head = tl.cast(coords.b, tl.int64), tl.cast(coords.h, tl.int64)
     is_visible = (i < M) & (j < N)
@@ -190,4 +207,22 @@ def element_mask(mask, coords, M, N):
         by_i, by_j = row.to(tl.int64) * mask.blocks_i, column.to(tl.int64) * mask.blocks_j
         at = mask.blocks + by_h + by_i + by_j
         is_visible = is_visible & (tl.load(at, mask=inside, other=0) != 0)
+    if mask.selected is not None:
+        row = mask.selected + batch * mask.selected_b + head * mask.selected_h
+        row += i.to(tl.int64) * mask.selected_count
+        is_visible = is_visible & is_listed(row, j // mask.selected_size, inside, mask)
     return is_visible
+
+
+@triton.jit
+def is_listed(row, block, inside, mask):
+    """True where the list at `row` (queries x 1), which ascends, has the number `block`"""
+    # The last entry that is at most `block`, by halves: it is among the `low`-th and later ones.
+    low = tl.zeros_like(inside.to(tl.int32))
+    high = low + mask.selected_count
+    for _ in tl.static_range(mask.selected_steps):
+        middle = (low + high) // 2
+        is_later = tl.load(row + middle, mask=inside & (middle < high), other=0) > block
+        high = tl.where(is_later, middle, high)
+        low = tl.where(is_later, low, middle)
+    return tl.load(row + low, mask=inside & (low < mask.selected_count), other=-1) == block
