@@ -168,6 +168,8 @@ def test_ascending_lists_are_not_copied() -> None:
     lists = [tk.Mask.selected(x).tensors()[0][1] for x in (indices, indices.flip(-1))]
     assert lists[0].data_ptr() == indices.data_ptr()
     assert torch.equal(*lists)
+    repeated = tk.Mask.selected(torch.tensor([[[0, 0, 3]]]))
+    assert repeated.tensors()[0][1].tolist() == [[[[-1, 0, 3]]]]
 
 
 BLOCK_IDS = torch.tensor(

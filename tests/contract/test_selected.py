@@ -52,9 +52,9 @@ def test_gathered(
     assert_case(case, dtype, backend)
 
 
-def inputs(N: int = 500) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-    q, k, v = torch.randn(1, 4, 3, 8), torch.randn(1, 2, N, 8), torch.randn(1, 2, N, 8)
-    return (q, k, v), torch.randint(N, (1, 3, 9))
+def inputs() -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+    q, k, v = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 500, 8), torch.randn(1, 2, 500, 8)
+    return (q, k, v), torch.randint(500, (1, 3, 9))
 
 
 def is_gathered(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> bool:
@@ -65,6 +65,7 @@ def test_calls_that_are_not_gathered() -> None:
     qkv, indices = inputs()
     lists = tk.Mask.selected(indices)
     assert is_gathered(*qkv, mask=lists)
+    assert tk.explain(*qkv, mask=lists).general_path == "selected keys"
     others: tuple[dict[str, Any], ...] = (
         {"bias": tk.alibi(torch.ones(4))},
         {"relative": tk.relative_bias(torch.zeros(4, 3), lowest=0)},
@@ -105,14 +106,16 @@ def test_compiled(needs_grad: bool) -> None:
     compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
     results = [one(indices) for one in (compiled, attend)]
     assert_same_function(*results)
+    past = torch.tensor([500, 12345]).expand(1, 3, 2)  # selects nothing where values are not read
+    assert torch.equal(compiled(torch.cat([indices, past], dim=-1)), results[0])
     if needs_grad:
         got, wanted = (torch.autograd.grad(o.sum(), leaves) for o in results)
         assert_same_function(got, wanted)
 
 
 def test_transforms() -> None:
-    qkv, indices = inputs(N=40)
-    batch = torch.stack([indices % 40, indices * 7 % 40])
+    qkv, indices = inputs()
+    batch = torch.stack([indices, indices * 7 % 500])
 
     def attend(indices: Tensor, q: Tensor) -> Tensor:
         return tk.attention(q, *qkv[1:], mask=tk.Mask.selected(indices))

@@ -265,7 +265,6 @@ def _merge_blocks(
 def _selected(lists: Sequence[Selected]) -> tuple[Tensor | None, int]:
     if not lists:
         return None, 0
-    _check_memory(*(one.indices for one in lists))
     one = functools.reduce(intersection, lists)
     return one.indices, one.block_size
 

@@ -34,8 +34,8 @@ def ascending(indices: Tensor) -> Tensor:
 class Selected:
     """Visible: j // block_size is in indices[b, h, i]; int32 (1|B, 1|H, M, count).
 
-    A list ascends without repeated indices. Negative ones, which come first, and blocks past the
-    last key select nothing.
+    A list ascends without repeated indices, after negative ones in any order. These and blocks
+    past the last key select nothing.
     """
 
     indices: Tensor
@@ -64,9 +64,8 @@ class Selected:
         count = self.block_size // block_size
         if count == 1:
             return self
-        first = self.indices[..., None] * count
-        parts = first + torch.arange(count, dtype=torch.int32, device=first.device)
-        return Selected(parts.masked_fill(first < 0, -1).flatten(-2), block_size)
+        part = torch.arange(count, dtype=torch.int32, device=self.indices.device)
+        return Selected((self.indices[..., None] * count + part).flatten(-2), block_size)
 
     def extent(self) -> tuple[int, int]:
         return self.indices.shape[0], self.indices.shape[1]

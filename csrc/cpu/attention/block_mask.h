@@ -20,8 +20,8 @@ TK_INLINE DistinctRows distinct_rows(const MaskParams& mask, int64_t M, int64_t 
   DistinctRows found;
   const int64_t i1 = M - i0 < kBlockMaskSize ? M : i0 + kBlockMaskSize;
   for (int64_t i = i0; i < i1; ++i) {
-    if (i == i0 || mask.selected || !equals_previous_row(mask, b, h, i))
-      found.rows[found.count++] = i;
+    const bool is_known = i > i0 && !mask.selected && equals_previous_row(mask, b, h, i);
+    if (!is_known) found.rows[found.count++] = i;
   }
   return found;
 }
@@ -73,9 +73,10 @@ TK_INLINE void hide_unlisted(const MaskParams& mask, int64_t M, int64_t N, int64
   const int64_t size = mask.selected_size;
   for (int64_t i = i0; i < std::min(M, i0 + kBlockMaskSize); ++i) {
     const SelectedList list = selected_list(mask, b, h, i);
-    for (const int32_t* n = list.begin; n != list.end; ++n) {
-      const int64_t last = std::min((*n + 1) * size, N) - 1;
-      for (int64_t m = *n * size / kBlockMaskSize; *n >= 0 && m <= last / kBlockMaskSize; ++m) {
+    for (const int32_t* entry = list.begin; entry != list.end; ++entry) {
+      const int64_t n = *entry, end = std::min((n + 1) * size, N);
+      if (n < 0) continue;
+      for (int64_t m = n * size / kBlockMaskSize; m * kBlockMaskSize < end; ++m) {
         entries[m] |= kListed;
       }
     }

@@ -34,7 +34,7 @@ TK_INLINE uint64_t selected_bits(const MaskParams& mask, int64_t b, int64_t h, i
   const SelectedList list = selected_list(mask, b, h, i);
   uint64_t bits = 0;
   for (const int32_t* n = first_entry(list, j0 / size); n != list.end && *n * size < end; ++n) {
-    bits |= bit_range(*n * size - j0, (*n + 1) * size - j0);
+    bits |= bit_range(*n * size - j0, *n * size + size - j0);
   }
   return bits;
 }

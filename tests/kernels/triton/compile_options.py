@@ -55,6 +55,7 @@ def integers(*shape: int) -> Tensor:
 DENSE = Mask.dense(empty(B, 1, S, S, dtype=torch.bool))
 SEGMENTS = Mask.segments(integers(B, S)) & Mask.causal()
 POSITIONS = Mask.positions(integers(1, H, S), integers(B, S), 70, None)
+SELECTED = Mask.selected(integers(B, S, 40), 2)
 LAYOUT = Mask.block_sparse(empty(6, 6, dtype=torch.bool), 60)
 
 
@@ -159,7 +160,7 @@ def run_linear_lengths() -> None:
 
 
 EVERYTHING: dict[str, Any] = {
-    "mask": DENSE & SEGMENTS & POSITIONS & LAYOUT,
+    "mask": DENSE & SEGMENTS & POSITIONS & LAYOUT & SELECTED,
     "bias": floats(B, H, S, S),
     "relative": relative(),
     "dropout_p": 0.1,
@@ -187,6 +188,8 @@ CALLS: dict[str, tuple[Callable[[], None], set[str]]] = {
     "positions": (partial(run, mask=POSITIONS), LISTS),
     "positions-128": (partial(run, 128, mask=POSITIONS), LISTS),
     "layout": (partial(run, mask=LAYOUT), LISTS),
+    "selected": (partial(run, mask=SELECTED), LISTS),
+    "selected-256": (partial(run, 256, mask=SELECTED & Mask.causal()), LISTS),
     "ranges": (partial(run, mask=Mask.key_range(integers(B), integers(B))), ALWAYS),
     "dropout": (partial(run, dropout_p=0.1, seed=integers()), ALWAYS),
     "dropout-part": (partial(run, offsets=DROPOUT_PART, dropout_p=0.1, seed=integers()), ALWAYS),
