@@ -245,7 +245,8 @@ def _by_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor
                 f"got shape {tuple(x.shape)}"
             )
     if _is_shared(key) and _is_shared(value):
-        return query.flatten(2, 3), key[:, :, :, 0], value[:, :, :, 0]
+        key, value = (x[:, :, :, 0] if x.shape[3] > 1 else x.squeeze(3) for x in (key, value))
+        return query.flatten(2, 3), key, value
     key, value = (x.expand(-1, -1, -1, H, -1).flatten(2, 3) for x in (key, value))
     return query.flatten(2, 3), key, value
 
@@ -321,7 +322,7 @@ def _attend_packed(
     if not q.shape[0] == k.shape[0] == v.shape[0] == 1:
         shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
         raise ValueError(f"attn_bias of packed sequences needs a batch size of 1, got {shapes}")
-    q, k, v = q[0], k[0], v[0]
+    q, k, v = q.squeeze(0), k.squeeze(0), v.squeeze(0)  # q[0] would copy in the backward pass
     q_info, k_info = bias.q_seqinfo, bias.k_seqinfo
     _check_rows("query", q, q_info)
     mask = window_of(bias)
