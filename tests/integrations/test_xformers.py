@@ -20,6 +20,7 @@ from tests.support.operators import FORWARD, operators_run_by
 from tests.support.oracle import plain_attention
 from tests.support.tiers import each
 from transformer_kernels.bench.tolerance import assert_same_function, assert_within_rule
+from transformer_kernels.integrations import xformers as xops
 from transformer_kernels.integrations.xformers import fmha
 
 biases: Any = fmha.attn_bias  # untyped: the calls unpack their arguments
@@ -111,6 +112,8 @@ def test_signatures(name: str, expected: str) -> None:
     parameters = inspect.signature(getattr(fmha, name)).parameters.values()
     plain = inspect.Signature([x.replace(annotation=x.empty) for x in parameters])
     assert str(plain) == f"({expected})"
+    if name in xops.__all__:
+        assert getattr(xops, name) is getattr(fmha, name)
 
 
 PATTERNS: list[tuple[Any, str]] = [

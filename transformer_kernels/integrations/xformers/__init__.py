@@ -9,6 +9,8 @@ CPUs and GPUs, in float16, bfloat16, float32 and float64; docs/drop-in.md lists 
 Source: Lefaudeux et al. 2022, xFormers; the signatures are those of xFormers 0.0.35.
 """
 
+from torch import unbind
+
 from . import fmha
 from .attn_bias import LowerTriangularMask
 from .base import AttentionBias
@@ -25,4 +27,5 @@ __all__ = [
     "memory_efficient_attention",
     "memory_efficient_attention_forward",
     "memory_efficient_attention_forward_requires_grad",
+    "unbind",
 ]
