@@ -314,9 +314,14 @@ XFORMERS = {
             query=X.unflatten(2, (2, 2)), key=X.unsqueeze(3), value=X.unsqueeze(3),
         ),
         type_error("attn_bias must be a tensor, a bias of ..., got list", attn_bias=[0.0]),
-        type_error(
-            "attn_bias must be ..., got BlockDiagonalGappyKeysMask",
-            attn_bias=type("BlockDiagonalGappyKeysMask", (), {})(),
+        *(
+            type_error(f"attn_bias must ..., got {name}{rest}", attn_bias=type(name, (base,), {})())
+            for name, base, rest in (
+                ("BlockDiagonalGappyKeysMask", object, ""),
+                ("Own", xformers.LowerTriangularMask, ""),
+                ("LowerTriangularMaskWithTensorBias", object, " without _bias"),
+                ("BlockDiagonalMask", object, " without q_seqinfo, k_seqinfo, _batch_sizes"),
+            )
         ),
         type_error("attn_bias must be a floating-point ...bool", attn_bias=bools(5, 5)),
         type_error("attn_bias must be float32, got torch.float16", attn_bias=rand(5, 5).half()),

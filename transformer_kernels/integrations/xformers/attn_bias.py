@@ -34,8 +34,11 @@ class LowerTriangularMask(AttentionBias):
         return LowerTriangularMaskWithTensorBias(bias)
 
 
+@dataclass(init=False, eq=False)
 class LowerTriangularMaskWithTensorBias(LowerTriangularMask):
     """Causal mask, top-left aligned, and a tensor (B, H, M, N) that is added to the scores."""
+
+    _bias: Tensor
 
     def __init__(self, bias: Tensor) -> None:
         self._bias = bias

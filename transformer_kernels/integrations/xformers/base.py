@@ -24,7 +24,8 @@ class AttentionBias:
     """Base class of the biases."""
 
     def __init_subclass__(cls) -> None:
-        _CLASSES[cls.__name__] = cls
+        if cls.__module__.startswith(f"{__package__}."):  # others may show other pairs
+            _CLASSES[cls.__name__] = cls
 
     align: ClassVar[Align] = "bottom_right"
     is_causal: ClassVar[bool] = False
@@ -62,8 +63,17 @@ def window_of(bias: Any) -> Mask:
 
     Args:
         bias: of a class here, or one of xFormers with the same name and fields.
+
+    Raises:
+        TypeError: the bias lacks a field, as those of another version of xFormers may.
     """
     kind = _CLASSES[type(bias).__name__]
+    lacking = [x for x in getattr(kind, "__dataclass_fields__", ()) if not hasattr(bias, x)]
+    if lacking:
+        raise TypeError(
+            f"attn_bias must have the fields of xFormers 0.0.35, got {type(bias).__name__} without "
+            f"{', '.join(lacking)}"
+        )
     size = getattr(bias, "_window_size", None)
     if size is not None:
         return Mask.window(size - 1, 0, align=kind.align)
