@@ -2,6 +2,8 @@
 
 - `jagged`: self-attention of jagged nested tensors and of padded ones, in torch and by our kernels.
 - `block mask`: causal documents of 300 tokens, by FlexAttention and by our kernels.
+- `crops`: images of two sizes in one row, by a block-diagonal mask of xFormers, which itself runs
+  on GPUs only, against sdpa with a dense mask, and against sdpa of each size.
 - `one token`, `pages`, `short call`: functions of flash_attn, which itself runs on GPUs only,
   against sdpa of a padded cache, against keys that are packed already, and against `attention`.
 """
@@ -27,6 +29,10 @@ from transformer_kernels.integrations.flash_attn import (
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
 )
+from transformer_kernels.integrations.xformers.fmha import (
+    BlockDiagonalMask,
+    memory_efficient_attention,
+)
 
 DOCUMENT = 300
 PAGE = 16
@@ -49,6 +55,7 @@ def comparisons() -> Iterator[Comparison]:
 
     yield from each(jagged, sizes("jagged", 8, 12, 12, 512, 512))
     yield from each(block_mask, sizes("block mask", 1, 8, 8, 2048, 2048))
+    yield from each(crops, sizes("crops", 20, 6, 6, 50, 257))
     yield from each(one_token, sizes("one token", 4, 32, 8, 1, max(LENGTHS)))
     for new in (256, 16):
         yield from each(pages, sizes(f"pages, {new} tokens", 4, 32, 8, new, max(LENGTHS)))
@@ -115,9 +122,47 @@ def block_mask(case: Sizes, run: Run) -> Iterator[Measurement]:
     )  # fmt: skip
 
 
-def _calls(run: Run, case: Sizes, **calls: Callable[[], Tensor]) -> Measurement:
+def crops(case: Sizes, run: Run) -> Iterator[Measurement]:
+    """Measures self-attention of B sequences in one row, a fifth with N tokens and the others with
+    M: the crops of two images in the pretraining of DINOv2 (arXiv:2304.07193)."""
+    numbers = [case.B // 5, case.B - case.B // 5]
+    lengths = [case.N] * numbers[0] + [case.M] * numbers[1]
+    shape = 1, sum(lengths), case.H_q, case.D
+    q, k, v = (torch.randn(shape, dtype=case.dtype, requires_grad=True) for _ in range(3))
+    do = torch.randn(shape, dtype=case.dtype)
+    bias = BlockDiagonalMask.from_seqlens(lengths, device="cpu")
+    bias._batch_sizes = numbers
+    visible = bias.materialize((sum(lengths), sum(lengths))) == 0
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
+
+    def split() -> Tensor:
+        parts = zip(bias.split(q), bias.split(k), bias.split(v), strict=True)
+        return torch.cat([attend(*part).flatten(0, 1) for part in parts])[None]
+
+    def ours() -> Tensor:
+        return memory_efficient_attention(q, k, v, bias)
+
+    def infer(call: Callable[[], Tensor]) -> Tensor:
+        with torch.no_grad():
+            return call()
+
+    def train(call: Callable[[], Tensor]) -> Tensor:
+        return torch.stack(torch.autograd.grad(call(), (q, k, v), do))
+
+    calls = {"sdpa": lambda: attend(q, k, v, visible), "split": split, "cpu": ours}
+    for direction, one in zip(BOTH, (infer, train), strict=True):
+        yield _calls(run, case, direction, **{n: partial(one, call) for n, call in calls.items()})
+
+
+def _calls(
+    run: Run, case: Sizes, direction: Direction = "fwd", **calls: Callable[[], Tensor]
+) -> Measurement:
     """Measures calls without a set-up."""
-    return _timed(run, case, {name: partial(lambda one: one, call) for name, call in calls.items()})
+    prepared = {name: partial(lambda one: one, call) for name, call in calls.items()}
+    return _timed(run, case, prepared, direction)
 
 
 def _lengths(case: Sizes) -> list[int]:

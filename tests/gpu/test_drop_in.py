@@ -1,4 +1,4 @@
-"""Other ways to call attention on a CUDA device: flash_attn, `enable`, torch.compile."""
+"""Other ways to call attention on a CUDA device: flash_attn, xFormers, `enable`, torch.compile."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 import transformer_kernels as tk
 from tests.gpu import on_device
 from tests.integrations.flash_attn.plain import OPTIONS
+from tests.integrations.test_xformers import ALL, drawn_for
 from transformer_kernels.bench.tolerance import assert_within_rule
 from transformer_kernels.integrations.flash_attn import (
     flash_attn_func,
@@ -25,6 +26,7 @@ from transformer_kernels.integrations.flash_attn import (
     flash_attn_with_kvcache,
 )
 from transformer_kernels.integrations.flash_attn.bert_padding import pad_input, unpad_input
+from transformer_kernels.integrations.xformers import AttentionBias, memory_efficient_attention
 
 pytestmark = pytest.mark.gpu
 ROWS = ("q", "k", "v", "k_cache", "v_cache", "x")
@@ -44,7 +46,7 @@ def to(device: str, x: Any) -> Any:
     """Copies tensors, masks, and dicts of them, to a device; they require grad as before."""
     if isinstance(x, dict):
         return {name: to(device, value) for name, value in x.items()}
-    if isinstance(x, tk.Mask):
+    if isinstance(x, tk.Mask | AttentionBias):
         return x.to(device)
     return x.detach().to(device).requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x
 
@@ -106,6 +108,14 @@ def test_packed_sequences(options: dict[str, Any]) -> None:
     bounds = {"max_seqlen_q": 70, "max_seqlen_k": 135}
     call = partial(step, flash_attn_varlen_func)
     assert_as_on_the_cpu(call, q=q, k=k, v=v, **lengths, **bounds, **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ALL)
+def test_biases_of_xformers(name: str, dtype: torch.dtype) -> None:
+    q, k, v = (x.requires_grad_() for x in drawn_for(name, dtype))
+    call = partial(step, memory_efficient_attention)
+    assert_as_on_the_cpu(call, q=q, k=k, v=v, attn_bias=ALL[name])
 
 
 @pytest.mark.parametrize("lengths_q", [(1, 1, 1), (4, 9, 0), (3, 70, 17)], ids=str)

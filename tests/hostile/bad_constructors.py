@@ -1,8 +1,10 @@
-"""Bad arguments of linear attention and of the constructors of masks and biases."""
+"""Bad arguments of linear attention, of the adapter for xFormers, and of the constructors of masks
+and biases."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, rand
@@ -36,8 +38,16 @@ from tests.hostile.bad_arguments import (
     type_error,
     value_error,
 )  # fmt: skip
+from transformer_kernels.integrations.xformers import fmha
 from transformer_kernels.masks.block_patterns import fixed, local, strided
 
+xformers: Any = fmha
+
+X, TABLES = rand(1, 5, 4, 8), torch.tensor([[0, 1], [2, 9]])
+CacheMask = xformers.attn_bias.BlockDiagonalPaddedKeysMask
+PagedMask = xformers.attn_bias.PagedBlockDiagonalPaddedKeysMask
+BIAS = xformers.BlockDiagonalMask.from_seqlens([2, 3], device="cpu")
+CACHED = CacheMask.from_seqlens([2, 3], 3, [2, 3], device="cpu")
 STATE = tk.LinearState(torch.zeros(B, H_kv, D, D_v), torch.zeros(B, H_kv, D))
 VALID: Valid = {
     "linear_attention": (
@@ -53,6 +63,25 @@ VALID: Valid = {
     "linear_attention_decode": (
         tk.linear_attention_decode, {"q": rand(B, H_q, 2, D), **NEW, "state": STATE},
     ),
+    "memory_efficient_attention": (
+        xformers.memory_efficient_attention,
+        {"query": X, "key": X, "value": X, "attn_bias": torch.ones(5, 5)},
+    ),
+    "BlockDiagonalMask.from_seqlens": (
+        xformers.BlockDiagonalMask.from_seqlens, {"q_seqlen": [2, 3], "kv_seqlen": [1, 4]},
+    ),
+    "BlockDiagonalPaddedKeysMask.from_seqlens": (
+        CacheMask.from_seqlens, {"q_seqlen": [2, 3], "kv_padding": 4, "kv_seqlen": [1, 4]},
+    ),
+    "BlockDiagonalPaddedKeysMask.make_paged": (
+        CACHED.make_paged, {"block_tables": TABLES, "page_size": 2, "paged_type": PagedMask},
+    ),
+    "BlockDiagonalMask.make_local_attention": (BIAS.make_local_attention, {"window_size": 1}),
+    "LocalAttentionFromBottomRightMask": (
+        xformers.attn_bias.LocalAttentionFromBottomRightMask,
+        {"window_left": 0, "window_right": 0},
+    ),
+    "BlockDiagonalMask.materialize": (BIAS.materialize, {"shape": (5, 5)}),
     "Mask": (Mask, {"constraints": CAUSAL.constraints}),
     "Mask.window": (Mask.window, {}),
     "Mask.causal": (Mask.causal, {}),
@@ -276,7 +305,86 @@ PATTERNS = {
     "strided": [value_error("stride must be at least 1, got 0", stride=0)],
     "fixed": [value_error("summaries must be at most stride = 2, got 3", summaries=3)],
 }
+AS_QUERY = "must be (B, length, H, K), (B, length, K) or (B, length, G, H, K)"
+FOUR_ROWS = {"key": X[:, :4], "value": X[:, :4]}
+XFORMERS = {
+    "memory_efficient_attention": [
+        value_error(f"query {AS_QUERY}, ...got shape (4, 8)", query=X[0, 0]),
+        value_error(f"value {AS_QUERY}, ...got shape (5, 4, 8)", value=X[0]),
+        type_error("query, key and value must share a dtype, got key ...16", key=X.half()),
+        value_error("query, key and value must be on one device", key=X.to("meta")),
+        value_error("query and key must share the width D", key=X[..., :7]),
+        value_error("query, key and value must share the batch size", key=X.expand(2, -1, -1, -1)),
+        value_error("key and value must share heads and length", value=X[:, :4]),
+        value_error(
+            "key must have query's groups and heads, 2 and 2 (or 1), got shape (1, 5, 4, 1, 8)",
+            query=X.unflatten(2, (2, 2)), key=X.unsqueeze(3), value=X.unsqueeze(3),
+        ),
+        type_error("attn_bias must be a tensor, a bias of ..., got list", attn_bias=[0.0]),
+        *(
+            type_error(f"attn_bias must ..., got {name}{rest}", attn_bias=type(name, (base,), {})())
+            for name, base, rest in (
+                ("BlockDiagonalGappyKeysMask", object, ""),
+                ("Own", xformers.LowerTriangularMask, ""),
+                ("LowerTriangularMaskWithTensorBias", object, " without _bias"),
+                ("BlockDiagonalMask", object, " without q_seqinfo, k_seqinfo, _batch_sizes"),
+            )
+        ),
+        type_error("attn_bias must be a floating-point ...bool", attn_bias=bools(5, 5)),
+        type_error("attn_bias must be float32, got torch.float16", attn_bias=rand(5, 5).half()),
+        value_error(
+            "attn_bias must broadcast to (1, 4, 5, 5), got (4, 5)", attn_bias=rand(4, 5)
+        ),
+        value_error("attn_bias must broadcast to", attn_bias=rand(1, 1, 1, 5, 5)),
+        value_error("attn_bias is on meta, query is on cpu", attn_bias=meta(5, 5)),
+        value_error("attn_bias is on meta, query is on cpu; use attn_bias.to(query.device)",
+                    attn_bias=BIAS.to("meta")),
+        value_error("attn_bias has 5 rows of query, got ... 4", query=X[:, :4], attn_bias=BIAS),
+        value_error("attn_bias has 5 rows of key, got key with 4", **FOUR_ROWS, attn_bias=BIAS),
+        value_error(
+            "attn_bias of packed sequences needs a batch size of 1, got (2, 5, 4, 8), (1, 5, 4, 8)",
+            query=X.expand(2, -1, -1, -1), attn_bias=BIAS,
+        ),
+        value_error("key and value must share heads", value=X[:, :4], attn_bias=BIAS),
+        value_error("key and value must have 6 rows for attn_bias, got 5 and 5", attn_bias=CACHED),
+        value_error("key and value must have a multiple of 2 rows for attn_bias, got 5 and 5",
+                    attn_bias=CACHED.make_paged(TABLES, 2, PagedMask)),
+        value_error("block_table must hold pages 0 to 4 of k..., got 5 at (0, 1)",
+                    attn_bias=CACHED.make_paged(torch.arange(4, 10).view(2, 3), 1, PagedMask)),
+        value_error("p must be between 0 and 1, got -0.1", p=-0.1),
+        type_error("p must be a number, got '0'", p="0"),
+        type_error("scale must be a number", scale="1"),
+        value_error("op must be None, ..., got 3", op=3),
+        type_error("output_dtype must be a floating-point dtype", output_dtype=torch.int8),
+    ],
+    "BlockDiagonalMask.from_seqlens": [
+        type_error("q_seqlen must be a list of ints, got a tensor (2,)", q_seqlen=ints(2)),
+        type_error("kv_seqlen must be an int, got 1.5", kv_seqlen=[1.5, 2]),
+        value_error("q_seqlen must be at least 0, got -1", q_seqlen=[-1, 2]),
+        value_error("kv_seqlen must have 2 lengths, as q_seqlen, got 1", kv_seqlen=[3]),
+    ],
+    "BlockDiagonalPaddedKeysMask.from_seqlens": [
+        value_error("kv_padding must be at least 1, got 0", kv_padding=0),
+        value_error("kv_seqlen must be at most 4, got 5", kv_seqlen=[1, 5]),
+    ],
+    "BlockDiagonalPaddedKeysMask.make_paged": [
+        value_error("page_size must be at least 1, got 0", page_size=0),
+        value_error("block_tables must be ... room for 3 keys, got a tensor (2, 2)", page_size=1),
+        value_error("block_tables must be (2, pages), with ...", block_tables=ints(3, 3)),
+        value_error("block_tables must be (B, pages), got ... (2,)", block_tables=ints(2)),
+    ],
+    "BlockDiagonalMask.make_local_attention": [
+        value_error("window_size must be at least 1, got 0", window_size=0)
+    ],
+    "LocalAttentionFromBottomRightMask": [
+        value_error("window_left must be at least 0, got -1", window_left=-1)
+    ],
+    "BlockDiagonalMask.materialize": [
+        value_error("shape must be (..., 5, 5), got (4, 5)", shape=(4, 5))
+    ],
+}  # fmt: skip
 ROWS = {
+    **XFORMERS,
     "linear_attention": LINEAR,
     "linear_attention_varlen": LINEAR_VARLEN,
     "linear_attention_decode": LINEAR_DECODE,

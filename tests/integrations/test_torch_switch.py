@@ -226,6 +226,38 @@ def test_training_runs_the_operators(options: dict[str, Any]) -> None:
     assert (ran[FORWARD], ran[BACKWARD]) == (1, 1)
 
 
+MASKED = torch.tensor([[77], [20]]) <= torch.arange(77)
+DIFFUSERS: dict[str, tuple[int, int, int, Tensor | None]] = {
+    "unet": (8, 8, 49, None),
+    "unet-text": (8, 8, 77, (-10000.0 * MASKED).view(2, 1, 1, 77).repeat_interleave(8, dim=1)),
+    "dit-text": (4, 32, 77, ~MASKED[:, None, None]),
+    "vae": (1, 512, 49, None),
+}
+"""Heads, width, keys and mask of calls of diffusers 0.42, with 49 queries."""
+
+
+@each("name", DIFFUSERS)
+def test_calls_of_diffusers_run_the_operators(name: str) -> None:
+    """Heads are views of projections; the mask is additive or bool, for every query alike."""
+    heads, width, N, mask = DIFFUSERS[name]
+    inputs = [torch.randn(2, n, heads * width, requires_grad=True) for n in (49, N, N)]
+
+    def step() -> tuple[Tensor, ...]:
+        query, key, value = (x.view(2, -1, heads, width).transpose(1, 2) for x in inputs)
+        o = functional.scaled_dot_product_attention(
+            query=query, key=key, value=value, attn_mask=mask, dropout_p=0.0, is_causal=False
+        )
+        o = o.transpose(1, 2).reshape(2, -1, heads * width)
+        return o.detach(), *torch.autograd.grad(o.square().sum(), inputs)
+
+    expected = step()
+    with tk.enabled(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_same_function(step(), expected)
+        ran = operators_run_by(step)
+    assert (ran[FORWARD], ran[BACKWARD]) == (1, 1)
+
+
 @pytest.mark.usefixtures("switched")
 def test_second_order_through_the_switch() -> None:
     tensors = [x.double().requires_grad_() for x in (Q[:1, :1], K[:1, :1], V[:1, :1])]

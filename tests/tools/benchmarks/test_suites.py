@@ -270,6 +270,7 @@ def test_transformer_xl(run: Run) -> None:
 DROP_IN: list[tuple[Callable[[Sizes, Run], Iterator[Measurement]], Sizes, list[str]]] = [
     (drop_in.jagged, Sizes(name="jagged", B=8, H_q=2, H_kv=2, M=17, N=17),
      ["jagged", "padded", "cpu"]),
+    (drop_in.crops, Sizes(name="", B=5, H_q=2, H_kv=2, M=3, N=17), ["sdpa", "split", "cpu"]),
     (drop_in.one_token, Sizes(name="", B=2, H_q=4, H_kv=2, M=1, N=32), ["sdpa", "cpu"]),
     (drop_in.pages, Sizes(name="", B=2, H_q=4, H_kv=2, M=20, N=64), ["packed", "cpu"]),
     (drop_in.short_call, Sizes(name="", H_q=4, H_kv=4, M=16, N=16), ["attention", "cpu"]),
@@ -289,7 +290,9 @@ def test_adapters(
 ) -> None:
     rows = measured(run, partial(measure, replace(sizes, dtype=dtype)))
     assert variants(rows) == names
-    assert variants(rows, "fwd+bwd") == (names if measure is drop_in.jagged else [])
+    assert variants(rows, "fwd+bwd") == (
+        names if measure in (drop_in.jagged, drop_in.crops) else []
+    )
     assert all(math.isnan(row.tflops) and row.error < 0.02 for row in rows)
 
 
