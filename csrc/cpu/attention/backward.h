@@ -4,6 +4,10 @@
 //     p, ds = score_gradient            per block: keys x queries
 //     dv += dropout(p) do,  dk += scale ds q,  dq^T += scale k^T ds
 //
+// Workers that share heads process the queries in phases of several chunks, which bounds the memory
+// of packed operands and of dq: they pack a phase, compute its products, and write its dq while
+// they pack the next one.
+//
 // A square is kSquare blocks wide, so that accumulators are read and written once for several
 // products. Each split of the keys accumulates its own dq, and the splits are added in a fixed
 // order: gradients do not depend on thread timing.
@@ -235,12 +239,13 @@ TK_INLINE void write_zero_stripe(const BackwardParams& p, const Stripe& at) {
   clear_rows(p.dtype, p.dv, b, h, at.first_key(), at.keys(p.N), p.D_v);
 }
 
-// One split of the keys: every `splits`-th stripe, which balances causal work. Calls
-// begin_chunk(m0, m1) and end_chunk(m0, m1) around query blocks m0 .. m1 - 1.
+// Query blocks m_begin .. m_end - 1 against one split of the keys: every `splits`-th stripe, which
+// balances causal work. Calls begin_chunk(m0, m1) and end_chunk(m0, m1) around query blocks m0 ..
+// m1 - 1.
 template <typename Engine, typename BeginChunk, typename EndChunk>
 void backward_split(const BackwardParams& p, const BackwardWorkspace<Engine>& w, int64_t worker,
-                    int64_t slot, int64_t head, int64_t split, BeginChunk&& begin_chunk,
-                    EndChunk&& end_chunk) {
+                    int64_t slot, int64_t head, int64_t split, int64_t m_begin, int64_t m_end,
+                    BeginChunk&& begin_chunk, EndChunk&& end_chunk) {
   constexpr int64_t kSquare = Engine::kSquare;
   [[maybe_unused]] const typename Engine::Session session;
   const BackwardScratch<Engine> t = scratch_of(p, w, worker);
@@ -254,11 +259,13 @@ void backward_split(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
       if (overlaps(key_range, n0, n1 - n0) == visible) visit(Stripe{slot, head, n0, n1});
     }
   };
-  if (p.distance_sums) clear_diagonals(p, w, slot, split);
-  if (p.key_sums) clear_key_gradients(p, w, slot, split);
-  for_each_stripe(false, [&](const Stripe& at) { write_zero_stripe(p, at); });
-  for (int64_t begin = 0; begin < w.query_blocks; begin += w.chunk) {
-    const int64_t end = std::min(begin + w.chunk, w.query_blocks);
+  if (m_begin == 0) {
+    if (p.distance_sums) clear_diagonals(p, w, slot, split);
+    if (p.key_sums) clear_key_gradients(p, w, slot, split);
+    for_each_stripe(false, [&](const Stripe& at) { write_zero_stripe(p, at); });
+  }
+  for (int64_t begin = m_begin; begin < m_end; begin += w.chunk) {
+    const int64_t end = std::min(begin + w.chunk, m_end);
     begin_chunk(begin, end);
     clear(w.dq_of(slot, split, begin), (end - begin) * kBlock * w.k.width);
     for_each_stripe(true, [&](const Stripe& at) {
@@ -309,7 +316,7 @@ bool backward(const BackwardParams& p, const Workers& workers, Arena arena) {
     for_each(workers, heads, [&](int64_t worker, int64_t head) {
       for (int64_t n = 0; n < w.key_blocks; ++n) pack_keys_backward(p, w, worker, worker, head, n);
       backward_split(
-          p, w, worker, worker, head, 0,
+          p, w, worker, worker, head, 0, 0, w.query_blocks,
           [&](int64_t m0, int64_t m1) {
             for (int64_t m = m0; m < m1; ++m) pack_queries_backward(p, w, worker, worker, head, m);
           },
@@ -325,20 +332,29 @@ bool backward(const BackwardParams& p, const Workers& workers, Arena arena) {
     for_each(workers, heads * blocks,
              [&](int64_t worker, int64_t item) { visit(worker, item / blocks, item % blocks); });
   };
-  for_each_block(w.key_blocks, [&](int64_t worker, int64_t head, int64_t n) {
-    pack_keys_backward(p, w, worker, head, head, n);
-  });
-  for_each_block(w.query_blocks, [&](int64_t worker, int64_t head, int64_t m) {
-    pack_queries_backward(p, w, worker, head, head, m);
-  });
-  if (!*w.finite) return false;
-  for_each_block(w.splits, [&](int64_t worker, int64_t head, int64_t split) {
-    const auto nothing = [](int64_t, int64_t) {};
-    backward_split(p, w, worker, head, head, split, nothing, nothing);
-  });
-  for_each_block(w.query_blocks, [&](int64_t worker, int64_t head, int64_t m) {
-    write_dq(p, w, worker, head, head, m);
-  });
+  // Writes dq of the phase before `begin`, and packs the one from it on, into the same memory. The
+  // first call also packs the keys.
+  const auto exchange = [&](int64_t begin) {
+    const int64_t keys = begin == 0 ? w.key_blocks : 0;
+    for_each_block(keys + w.query_capacity, [&](int64_t worker, int64_t head, int64_t item) {
+      if (item < keys) return pack_keys_backward(p, w, worker, head, head, item);
+      const int64_t m = begin + item - keys, done = m - w.query_capacity;
+      if (0 <= done && done < w.query_blocks) write_dq(p, w, worker, head, head, done);
+      if (m < w.query_blocks) pack_queries_backward(p, w, worker, head, head, m);
+    });
+  };
+  int64_t begin = 0;
+  exchange(begin);
+  do {  // once without queries too, for the zeros of dk and dv
+    if (!*w.finite) return false;
+    const int64_t end = std::min(begin + w.query_capacity, w.query_blocks);
+    for_each_block(w.splits, [&](int64_t worker, int64_t head, int64_t split) {
+      const auto nothing = [](int64_t, int64_t) {};
+      backward_split(p, w, worker, head, head, split, begin, end, nothing, nothing);
+    });
+    begin += w.query_capacity;
+    exchange(begin);
+  } while (begin < w.query_blocks);
   if (p.distance_sums) {
     for_each_block(1, [&](int64_t, int64_t n, int64_t) { write_distance_sums(p, w, n, n); });
   }

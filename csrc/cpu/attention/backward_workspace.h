@@ -13,6 +13,11 @@ namespace tk::cpu::TK_ISA {
 // Queries are processed in chunks whose operands and dq stay in L2 while all keys pass.
 constexpr size_t kQueryChunkBytes = 768 << 10;
 
+// If workers share heads, they process the queries in phases of whole chunks. The operands and dq
+// of a phase have this size per worker: small enough for an L3 cache, large enough that workers
+// seldom wait for each other, which is expensive where other processes share the cores.
+constexpr int64_t kQueryPhaseBytes = 8 << 20;
+
 // A slot holds one key head and the query heads that share it.
 template <typename Engine>
 struct BackwardWorkspace {
@@ -25,7 +30,7 @@ struct BackwardWorkspace {
   int64_t splits, chunk;
   int64_t stripe;          // key blocks that pass before the next queries
   bool own_heads;          // one worker processes a whole key head, in its own slot
-  int64_t query_capacity;  // query blocks that a slot holds at a time: one chunk, or all
+  int64_t query_capacity;  // query blocks that a slot holds at a time: a chunk, a phase, or all
   char* k_panels;          // (slots, key_blocks)
   char* v_panels;          // (slots, key_blocks)
   char* q_panels;          // (slots, query_capacity)
@@ -189,6 +194,18 @@ TK_INLINE bool writes_ds(const BackwardParams& p) {
   return p.dbias.data && size[0] == p.B && size[1] == p.H_q && size[2] == p.M && size[3] == p.N;
 }
 
+// Query blocks that a slot holds at a time. The separate bias gradient pass reads all of them.
+template <typename Engine>
+int64_t choose_query_capacity(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
+                              int64_t workers, int64_t slots, size_t dq_bytes) {
+  if (w.own_heads) return std::min(w.chunk, w.query_blocks);
+  if (p.dbias.data && !writes_ds(p)) return w.query_blocks;
+  const size_t block_bytes = w.q.bytes + w.d_o.bytes + static_cast<size_t>(w.splits) * dq_bytes;
+  const int64_t chunk_bytes = w.chunk * static_cast<int64_t>(block_bytes);
+  const int64_t chunks = workers * kQueryPhaseBytes / (std::max<int64_t>(1, slots) * chunk_bytes);
+  return std::min(std::max<int64_t>(1, chunks) * w.chunk, std::max<int64_t>(1, w.query_blocks));
+}
+
 template <typename Engine>
 BackwardWorkspace<Engine> lay_out_backward(const BackwardParams& p, int64_t workers, Arena& arena) {
   using Real = typename Engine::Real;
@@ -213,7 +230,7 @@ BackwardWorkspace<Engine> lay_out_backward(const BackwardParams& p, int64_t work
   const size_t dq_bytes = static_cast<size_t>(kBlock * w.k.width) * sizeof(Real);
   w.chunk =
       std::max<int64_t>(Engine::kSquare, kQueryChunkBytes / (w.q.bytes + w.d_o.bytes + dq_bytes));
-  w.query_capacity = w.own_heads ? std::min(w.chunk, w.query_blocks) : w.query_blocks;
+  w.query_capacity = choose_query_capacity(p, w, workers, slots, dq_bytes);
   const int64_t queries = slots * w.query_capacity, keys = slots * w.key_blocks;
   w.k_panels = allocate<char>(arena, keys * static_cast<int64_t>(w.k.bytes));
   w.v_panels = allocate<char>(arena, keys * static_cast<int64_t>(w.v.bytes));

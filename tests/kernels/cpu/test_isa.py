@@ -10,11 +10,12 @@ import pytest
 import torch
 
 import transformer_kernels as tk
+from tests.support.attention import Relative
 from tests.support.backends import DTYPES, ISAS, forced_isa
 from tests.support.case import assert_case
 from tests.support.cases import CASES, Case
 from tests.support.masks import Window
-from tests.support.runtime import one_thread
+from tests.support.runtime import one_thread, threads
 from tests.support.tiers import crossed
 from transformer_kernels import _C
 
@@ -98,6 +99,18 @@ def test_bias_gradient_larger_than_the_caches(dtype: torch.dtype, isa: str, bias
     assert_case(case, dtype, "cpu")
 
 
+PHASES = (
+    # Query heads that share a key head, wide enough for several phases of the backward pass on one
+    # thread, whose limits are within heads.
+    Case(name="phases", B=1, H_q=4, H_kv=1, M=390, N=650, D=512, D_v=512, dlse=True,
+         mask=Window(300, 20)),
+    # The separate pass of this bias gradient reads the operands of all phases.
+    Case(name="phases-bias", B=1, H_q=4, H_kv=1, M=390, N=70, D=512, D_v=512, bias="11mn"),
+    # Sums by distance are accumulated over all phases.
+    Case(name="phases-relative", B=1, H_q=3, H_kv=1, M=850, N=70, D=256, D_v=256,
+         relative=Relative(333, -20, kind="both")),
+)  # fmt: skip
+
 BLOCKS = (
     # The maximum grows at every key block in the first heads, at every second or third block in the
     # others. Pending products use the old maximum; o is rescaled to the new one.
@@ -108,6 +121,7 @@ BLOCKS = (
     # other pair of query blocks spans two heads.
     Case(name="left-out", B=1, H_q=4, H_kv=2, M=190, N=620,
          mask=Window(200, -150, "bottom_right"), hidden="nan"),
+    *PHASES,
 )  # fmt: skip
 
 
@@ -116,6 +130,54 @@ BLOCKS = (
 @pytest.mark.parametrize("case", BLOCKS, ids=str)
 def test_blocks_of_keys_and_queries(case: Case, dtype: torch.dtype, isa: str) -> None:
     assert_case(case, dtype, "cpu")
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", PHASES, ids=str)
+def test_phases_of_queries_on_several_threads(case: Case, dtype: torch.dtype, isa: str) -> None:
+    """The threads share the keys of the only head. Gradients do not depend on their timing."""
+    longer = replace(case, name=f"{case.name}-threads", M=4 * case.M)
+    with threads(3):
+        assert_case(longer, dtype, "cpu")
+        first, second = (longer.run(longer.inputs(dtype), "cpu") for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_infinity_in_the_last_phase(isa: str) -> None:
+    """AMX finds it after the gradients of earlier queries, and repeats the call without AMX."""
+    q, do = torch.randn(2, 1, 4, 290, 512)
+    k, v = torch.randn(2, 1, 1, 70, 512)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    o = tk.attention(*leaves, backend="cpu")
+    finite = torch.autograd.grad(o, leaves, do, retain_graph=True)
+    infinite = do.clone()
+    infinite[:, -1, -1, 0] = torch.inf
+    dq, dk, dv = torch.autograd.grad(o, leaves, infinite)
+    assert not dq[:, -1, -1].isfinite().any()
+    assert not dk.isfinite().any()
+    torch.testing.assert_close(dq[:, :-1], finite[0][:, :-1])
+    torch.testing.assert_close(dq[:, -1, :-1], finite[0][:, -1, :-1])
+    torch.testing.assert_close(dv[..., 1:], finite[2][..., 1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_memory_of_wide_grouped_heads(dtype: torch.dtype, isa: str) -> None:
+    """The backward pass takes little more memory than its gradients and copies of k and v. All
+    packed queries, and a dq for each split of the keys, would take 128 MiB."""
+    q = torch.randn(1, 8, 1024, 512, dtype=dtype, requires_grad=True)
+    k, v = (torch.randn(1, 1, 1024, 512, dtype=dtype, requires_grad=True) for _ in range(2))
+    with threads(2):
+        o = tk.attention(q, k, v, mask=tk.Mask.window(1, 0), backend="cpu")
+        before = _C.poisoned_bytes()
+        _C.want_poison(True)
+        try:
+            torch.autograd.grad(o, (q, k, v), torch.ones_like(o))
+        finally:
+            _C.want_poison(False)
+    gradients = (q.numel() + 2 * k.numel()) * q.element_size()
+    assert _C.poisoned_bytes() - before - gradients < 32 << 20
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
