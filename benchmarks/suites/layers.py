@@ -5,6 +5,7 @@
   toy sizes depend on memory that it has not written: rows may be zero.
 - `sparse`: patterns of the Sparse Transformer, with their views, gathers and merges. Their
   `visible` over that of causal attention is the share of the pairs that they show.
+- `selected`: lists of 2,048 of 32,768 keys, against the same pairs as a dense mask.
 - `reformer`: attention by hashing, with the hashing, the sorting and the merging. `reformer layers`
   is for the peak memory. The C library keeps free memory in its heap, by default several times as
   much as is in use: MALLOC_MMAP_THRESHOLD_=65536 turns that off.
@@ -54,6 +55,17 @@ from transformer_kernels.nn import (
 
 BOTH: tuple[Direction, ...] = ("fwd", "fwd+bwd")
 CAUSAL = Mask.causal(align="bottom_right")
+LISTED = (2048, 32_768)
+"""Keys in a list, and keys in all"""
+SELECTING = (
+    (32, 8, 1, 1, 1),
+    (32, 8, 16, 1, 1),
+    (16, 1, 256, 1, 1),
+    (8, 2, 256, 1, 1),
+    (8, 2, 256, 128, 1),
+    (8, 2, 256, 128, 64),
+)
+"""H_q, H_kv, M, keys of a block, and queries in a row with one list"""
 BOUND = 0.02
 """Largest error, relative to the largest value"""
 
@@ -67,6 +79,12 @@ def comparisons() -> Iterator[Comparison]:
             yield _of(relative, replace(case, mask=CAUSAL, mask_name="causal"))
         for S in (12_288, 65_536):
             yield _of(sparse, causal_sizes("sparse", H=2, S=S, dtype=dtype))
+        for H_q, H_kv, M, size, alike in SELECTING:
+            case = Sizes(
+                name=f"selected by {size}, {alike} alike", H_q=H_q, H_kv=H_kv, M=M, N=LISTED[1],
+                D=128, D_v=128, dtype=dtype, mask_name="selected", share=LISTED[0] / LISTED[1],
+            )  # fmt: skip
+            yield _of(partial(selected, size=size, alike=alike), case)
         for S in (1024, 4096, 16_384, 65_536):
             yield _of(reformer, causal_sizes("reformer", H=2, S=S, dtype=dtype))
     for layers in (2, 12, 24):
@@ -266,6 +284,29 @@ def shown_share(pattern: SparsePattern, case: Case) -> float:
         end = min(start + COMPARED, case.N)
         shown += int(pattern.visible(case.H_q, end, start=start).sum())
     return shown / (case.H_q * case.N**2)
+
+
+def selected(case: Sizes, run: Run, *, size: int, alike: int) -> Iterator[Measurement]:
+    """Measures lists of random blocks of `size` keys, which `alike` queries in a row share, against
+    the same pairs as a dense mask.
+
+    Raises:
+        AssertionError: the results differ.
+    """
+    inputs, blocks = case.inputs(), case.N // size
+    count = round(case.share * blocks)
+    rows = [torch.randperm(blocks)[:count].sort().values for _ in range(0, case.M, alike)]
+    mask = Mask.selected(torch.stack(rows).repeat_interleave(alike, dim=0)[None, : case.M], size)
+    dense = Mask.dense(mask.materialize(1, 1, case.M, case.N))
+    attends: dict[str, Attend] = {
+        "lists": partial(attention, mask=mask),
+        "dense": partial(attention, mask=dense),
+    }
+    with torch.no_grad():
+        got, expected = (attend(*inputs[:3]) for attend in attends.values())
+    errors = {"lists": relative_error(case.name, got, expected, BOUND)}
+    for direction in BOTH[: 1 if case.M == 1 else 2]:
+        yield run.timed(attention_contenders(case, direction, attends, inputs, errors))
 
 
 def reformer(case: Sizes, run: Run) -> Iterator[Measurement]:

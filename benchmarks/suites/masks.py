@@ -1,27 +1,19 @@
-"""Time over the visible fraction, with every kind of mask. Every query sees at least one key.
-
-`selected` compares lists of 2,048 of 32,768 keys with the same pairs as a dense mask.
-"""
+"""Time over the visible fraction, with every kind of mask. Every query sees at least one key."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 
-from benchmarks.runner.checks import BOUND, Sizes, attention_contenders, compared, relative_error
-from benchmarks.runner.record import case_id
-from benchmarks.runner.run import Comparison, Measurement, Run
-from transformer_kernels import attention
-from transformer_kernels.bench import Attend, Case, Direction
+from benchmarks.runner.checks import compared
+from benchmarks.runner.run import Comparison
+from transformer_kernels.bench import Case
 from transformer_kernels.masks.block_patterns import fixed, local, strided
 from transformer_kernels.masks.mask import Mask
 
 LENGTH = 2048
 BLOCK = 64
-KEYS, SELECTED = 32_768, 2048
-BOTH: tuple[Direction, ...] = ("fwd", "fwd+bwd")
 
 
 def cases() -> list[Case]:
@@ -83,37 +75,4 @@ def causal_by(positions: torch.Tensor) -> Mask:
 
 def comparisons() -> Iterator[Comparison]:
     for case in cases():
-        yield compared(case, BOTH)
-    for dtype in (torch.float32, torch.bfloat16):
-        for H_q, H_kv, M, size, alike in (
-            (32, 8, 1, 1, 1),
-            (32, 8, 16, 1, 1),
-            (16, 1, 256, 1, 1),
-            (8, 2, 256, 1, 1),
-            (8, 2, 256, 128, 1),
-            (8, 2, 256, 128, 64),
-        ):
-            case = Sizes(
-                name=f"selected by {size}, {alike} alike", H_q=H_q, H_kv=H_kv, M=M, N=KEYS, D=128,
-                D_v=128, dtype=dtype, mask_name="selected", share=SELECTED / KEYS,
-            )  # fmt: skip
-            measurements = partial(selected, case, size, alike)
-            yield Comparison(name=case_id(case), measurements=measurements)
-
-
-def selected(case: Sizes, size: int, alike: int, run: Run) -> Iterator[Measurement]:
-    """Lists of random blocks of `size` keys, which `alike` queries in a row share."""
-    inputs = case.inputs()
-    lists = [torch.randperm(KEYS // size)[: SELECTED // size].sort().values
-             for _ in range(0, case.M, alike)]  # fmt: skip
-    mask = Mask.selected(torch.stack(lists).repeat_interleave(alike, dim=0)[None], size)
-    dense = Mask.dense(mask.materialize(1, 1, case.M, KEYS))
-    attends: dict[str, Attend] = {
-        "lists": partial(attention, mask=mask),
-        "dense": partial(attention, mask=dense),
-    }
-    with torch.no_grad():
-        got, expected = (attend(*inputs[:3]) for attend in attends.values())
-    error = relative_error(case.name, got, expected, BOUND[case.dtype])
-    for direction in BOTH[: 1 if case.M == 1 else 2]:
-        yield run.timed(attention_contenders(case, direction, attends, inputs, {"lists": error}))
+        yield compared(case, ("fwd", "fwd+bwd"))

@@ -6,8 +6,10 @@ count positions within a list: other calls run as calls with an element mask.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -22,6 +24,7 @@ from ..masks.resolved import ResolvedMask
 from ..masks.selected import Selected
 from ..problem import Layout, Problem, shape_of
 from .autograd import needs_reference
+from .choose import Explanation
 
 _ENTRIES = 1 << 20
 """Entries of lists in one call, which limits its memory."""
@@ -39,10 +42,35 @@ class Part(NamedTuple):
     rows: slice
 
 
-def gathering_backend(
-    problem: Problem, q: Tensor, k: Tensor, v: Tensor, backend: str
-) -> FusedBackend | None:
-    """Returns the backend that gathers the keys of a call; None if it runs with a mask instead."""
+class Gathering(NamedTuple):
+    """How a call gathers the listed keys."""
+
+    backend: FusedBackend
+    first: Part
+    others: Iterator[Part]
+
+    def explained(self, call: Explanation) -> Explanation:
+        """Explains the call, given its explanation without gathering."""
+        name, (part, *qkv) = self.backend.name, self.first[:4]
+        kernel = f"gathers the selected keys: {self.backend.kernel(part, *qkv)}"
+        return replace(call, chosen=name, kernel=kernel, reasons=call.reasons | {name: ()})
+
+    def run(self, problem: Problem, q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns (o, lse) of the whole call; once."""
+        o = empty_like_layout(q, v.shape[-1])
+        lse = q.new_empty(q.shape[:3], dtype=problem.shape.accumulate_dtype)
+        is_traced = torch.compiler.is_compiling()
+        for part in itertools.chain((self.first,), self.others):
+            one = self.backend.forward(
+                part.problem, part.q, part.k, part.v, differentiable=is_traced
+            )
+            o[part.b, part.heads, part.rows] = one.o[:, :, 0].transpose(0, 1)
+            lse[part.b, part.heads, part.rows] = one.row_stats[0, :, :, 0].T
+        return o, lse
+
+
+def gathering(problem: Problem, q: Tensor, k: Tensor, v: Tensor, backend: str) -> Gathering | None:
+    """Returns how a call gathers its keys; None if it runs with a mask instead."""
     mask = problem.mask
     if mask.selected is None or problem.shape.B * problem.shape.M == 0:
         return None
@@ -57,30 +85,16 @@ def gathering_backend(
         return None
     if not (_is_cheaper(problem) and _share_lists(mask.selected, problem.shape.H_kv)):
         return None
-    part = next(parts(problem, q, k, v)).problem
+    others = _parts(problem, q, k, v)
+    first = next(others)
     for one in BACKENDS:
-        fits = backend in ("auto", one.name) and not one.unsupported_reasons(part)
+        fits = backend in ("auto", one.name) and not one.unsupported_reasons(first.problem)
         if fits and isinstance(one, FusedBackend):
-            return one
+            return Gathering(one, first, others)
     return None
 
 
-def run_gathered(
-    chosen: FusedBackend, problem: Problem, q: Tensor, k: Tensor, v: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Returns (o, lse)."""
-    o = empty_like_layout(q, v.shape[-1])
-    lse = q.new_empty(q.shape[:3], dtype=problem.shape.accumulate_dtype)
-    for part in parts(problem, q, k, v):
-        one = chosen.forward(
-            part.problem, part.q, part.k, part.v, differentiable=torch.compiler.is_compiling()
-        )
-        o[part.b, part.heads, part.rows] = one.o[:, :, 0].transpose(0, 1)
-        lse[part.b, part.heads, part.rows] = one.row_stats[0, :, :, 0].T
-    return o, lse
-
-
-def parts(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Iterator[Part]:
+def _parts(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Iterator[Part]:
     """Divides a call into calls with a cache, whose sequences are the queries."""
     shape, mask = problem.shape, problem.mask
     assert mask.selected is not None

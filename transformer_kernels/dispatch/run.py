@@ -12,7 +12,7 @@ from . import sharded
 from .autocast import without_autocast
 from .autograd import run_kernels
 from .choose import choose
-from .gather import gathering_backend, run_gathered
+from .gather import gathering
 
 
 def run(
@@ -24,12 +24,12 @@ def run(
     """
     if sharded.are_distributed(q, k, v):
         return _run_sharded(problem, q, k, v, sinks=sinks, backend=backend)
-    gathering = gathering_backend(problem, q, k, v, backend)
+    gathered = gathering(problem, q, k, v, backend)
     with without_autocast(q.device.type):
-        if gathering is None:
+        if gathered is None:
             o, lse = run_kernels(choose(problem, backend, BACKENDS), problem, q, k, v)
         else:
-            o, lse = run_gathered(gathering, problem, q, k, v)
+            o, lse = gathered.run(problem, q, v)
     if sinks is None:
         return o, lse
     o, lse = join_sinks(o, lse, sinks)

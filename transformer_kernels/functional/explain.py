@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from ..backends import BACKENDS
-from ..backends.base import FusedBackend
 from ..common.argument_checks import check_bool, shown
 from ..dispatch import fast_path
 from ..dispatch.autocast import cast_bias, cast_for_autocast
 from ..dispatch.choose import Explanation, explanation
 from ..dispatch.division import check_undivided
-from ..dispatch.gather import gathering_backend, parts
+from ..dispatch.gather import gathering
 from ..linear import checks as linear_checks
 from ..linear.backends import LINEAR_BACKENDS, STEP_BACKENDS
 from ..linear.checks import DENSE, PACKED, check_options, map_features
@@ -102,7 +100,8 @@ def explain(
     if operator is attention:
         problem = dense_problem(**options)
         explained = explanation(problem, backend, q, k, v, BACKENDS, general_path)
-        return _gathered(explained, gathering_backend(problem, q, k, v, backend), q, k, v)
+        gathered = gathering(problem, q, k, v, backend)
+        return explained if gathered is None else gathered.explained(explained)
     if (block_table := options.pop("block_table")) is not None:
         of_keys = (options["cu_seqlens_k"], block_table, options["max_seqlen_k"])
         page, _ = places_of_keys(q, k, v, *of_keys)
@@ -127,18 +126,6 @@ def _general_path(operator: Callable[..., Any], arguments: Mapping[str, Any]) ->
     is_plain = all(x is None for x in others)
     reason = fast_path.plain_attention(**options, is_plain=is_plain, runs=False)
     return reason if isinstance(reason, str) else ""
-
-
-def _gathered(
-    explained: Explanation, backend: FusedBackend | None, q: Tensor, k: Tensor, v: Tensor
-) -> Explanation:
-    """The explanation of a call whose listed keys a backend gathers, if one does."""
-    if backend is None:
-        return explained
-    part = next(parts(explained.problem, q, k, v))
-    kernel = f"gathers the selected keys: {backend.kernel(part.problem, part.q, part.k, part.v)}"
-    reasons = explained.reasons | {backend.name: ()}
-    return replace(explained, chosen=backend.name, kernel=kernel, reasons=reasons)
 
 
 def _explain_linear(

@@ -148,6 +148,7 @@ void backward_square(const BackwardParams& p, const BackwardWorkspace<Engine>& w
     for (int64_t n = n0; n < n1; ++n) {
       Block block = make_block(p, head / p.H_kv, h, m % w.head_blocks * kBlock, kBlock, n * kBlock);
       block.next_i = kSquare * kBlock;
+      if (p.mask.selected) block.cursors = t.cursors + m % w.chunk;
       // The gradient of keys by distance reads groups of 32 queries.
       if (!w.distances) block.query_unit = Engine::kQueryUnit;
       const int64_t tile = (n - n0) * kSquare + m - m0;
@@ -268,6 +269,7 @@ void backward_split(const BackwardParams& p, const BackwardWorkspace<Engine>& w,
     const int64_t end = std::min(begin + w.chunk, m_end);
     begin_chunk(begin, end);
     clear(w.dq_of(slot, split, begin), (end - begin) * kBlock * w.k.width);
+    if (p.mask.selected) std::fill_n(t.cursors, end - begin, Cursors());
     for_each_stripe(true, [&](const Stripe& at) {
       const QueryInterval queries = all_blocks
                                         ? QueryInterval{0, p.M}

@@ -142,6 +142,7 @@ struct BackwardScratch {
   GradientBands<Real> dbands;  // only with relative keys; `carry` of kSquare query blocks
   Real* rows;                  // (kBlock, D or D_v), for packing
   Real* o_rows;                // (kBlock, D_v), for delta
+  Cursors* cursors;            // (chunk), only with selected keys
 
   // The bands of query block m from query `lane` on.
   Bands<Real> bands_of(int64_t m, int64_t lane) const {
@@ -177,6 +178,7 @@ BackwardScratch<Engine> lay_out_scratch(const BackwardParams& p, const BackwardW
   }
   t.rows = allocate<Real>(arena, kBlock * std::max(w.k.width, w.v.width));
   t.o_rows = allocate<Real>(arena, kBlock * w.v.width);
+  t.cursors = allocate<Cursors>(arena, p.mask.selected ? w.chunk : 0);
   return t;
 }
 

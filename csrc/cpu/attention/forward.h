@@ -224,10 +224,12 @@ void forward_chunk(const ForwardParams& p, const ForwardWorkspace<Engine>& w,
   const KeyInterval key_range = block_interval(p.mask, p.N, b, i0, i1);
   const int64_t end = std::min(last, (key_range.end + kBlock - 1) / kBlock);
   Pending<Engine> pending(t.begun[member]);
+  Cursors cursors;
   int64_t next_key = -1;
   for (int64_t n = std::max(first, key_range.begin / kBlock); n < end; ++n) {
     Block block = make_block(p, b, h, i0, Engine::kQueries, n * kBlock);
     block.next_j = kBlock;
+    block.cursors = &cursors;
     if (block.visible == Visible::kEmpty) continue;
     block.continues = block.key(0) == next_key;
     forward_block(p, w, keys, t, member, block, pending);

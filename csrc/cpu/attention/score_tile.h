@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "common/mask.h"
+#include "cpu/attention/selected.h"
 #include "cpu/engine/pack.h"
 
 namespace tk::cpu::TK_ISA {
@@ -55,6 +55,7 @@ struct Block {
   int64_t query_unit = kKeyGroup;  // of computed_queries
   int64_t next_i = 0, next_j = 0;  // offset of the tile that is likely to be next
   bool continues = false;          // the keys follow those of the last tile of these queries
+  Cursors* cursors = nullptr;      // of the queries' lists; null: search in them
 
   // Divides only if several heads share the tile.
   int64_t head(int64_t lane) const { return lane < per_head ? h : h + lane / per_head; }

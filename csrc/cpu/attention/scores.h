@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "cpu/attention/relative_bias.h"
-#include "cpu/attention/selected.h"
+#include "cpu/attention/score_tile.h"
 #include "cpu/engine/vec_math.h"
 
 namespace tk::cpu::TK_ISA {
@@ -49,9 +49,9 @@ void apply_element_mask(const Problem& p, const Block& block, Real* s) {
   constexpr int64_t kBits = 8 * sizeof(Int);
   Int words[kBlock / kBits][kQueries] = {};
   for (int64_t lane = 0; lane < block.queries; ++lane) {
-    const uint64_t bits =
-        visible_bits(p.mask, p.N, block.b, block.head(lane), block.query(lane), block.j0) >>
-        block.first;
+    const uint64_t visible = visible_bits(p.mask, p.N, block.b, block.head(lane), block.query(lane),
+                                          block.j0, block.cursors);
+    const uint64_t bits = visible >> block.first;
     for (int64_t n = 0; n < kBlock / kBits; ++n) {
       words[n][lane] = static_cast<Int>(bits >> (n * kBits));
     }

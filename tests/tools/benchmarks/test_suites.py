@@ -242,6 +242,11 @@ def test_flex_attention_is_left_out_if_it_is_wrong(
 
 
 def test_patterns_and_their_shares(run: Run) -> None:
+    listed = replace(SPARSE, N=64, share=0.125)
+    assert variants(measured(run, partial(layers.selected, listed, size=8, alike=4))) == [
+        "lists",
+        "dense",
+    ]
     rows = measured(run, partial(layers.sparse, SPARSE))
     assert variants(rows) == variants(rows, "fwd+bwd") == ["causal", *layers.PATTERNS]
     causal, local, *others = rows[:7]
