@@ -242,11 +242,8 @@ def test_flex_attention_is_left_out_if_it_is_wrong(
 
 
 def test_patterns_and_their_shares(run: Run) -> None:
-    listed = replace(SPARSE, N=64, share=0.125)
-    assert variants(measured(run, partial(layers.selected, listed, size=8, alike=4))) == [
-        "lists",
-        "dense",
-    ]
+    selected = partial(layers.selected, replace(SPARSE, N=64, share=0.125), size=8, alike=4)
+    assert variants(measured(run, selected)) == ["lists", "dense"]
     rows = measured(run, partial(layers.sparse, SPARSE))
     assert variants(rows) == variants(rows, "fwd+bwd") == ["causal", *layers.PATTERNS]
     causal, local, *others = rows[:7]
@@ -324,7 +321,7 @@ def small(name: str) -> huggingface.Model:
 @pytest.mark.parametrize("name", SMALL)
 def test_models_of_transformers(name: str, run: Run) -> None:
     rows = measured(run, partial(huggingface.compared, name, small(name), torch.float32))
-    names = ["naive", *["sdpa"] * (name != "gemma2-2b"), "cpu"]
+    names = ["naive", *["sdpa"] * (name != "gemma2-2b"), "cpu", *["cpu-packed"] * (name == "bert")]
     kinds = {(row.case, row.direction): row for row in rows}
     assert [row.variant for row in rows] == names * len(kinds)
     assert len(kinds) == (3 if name == "gemma2-2b" else 2)
