@@ -254,10 +254,11 @@ def by_definition(attention: LinearSelfAttention, x: Tensor, options: dict[str, 
 
 @every_implementation
 @every_option
-@pytest.mark.parametrize("T", [1, 7, 130])
+@pytest.mark.parametrize("T", [1, 11, 130])
 def test_linear_attention_equals_its_definition(
     implementation: LinearImplementation, options: dict[str, Any], T: int
 ) -> None:
+    """With inputs whose sums of weights are 0 or above 0.07: small ones would amplify rounding."""
     attention, inputs = layer(implementation, **options), x(T).requires_grad_()
     y, expected = (
         result_and_gradients(z, inputs, *attention.parameters())
