@@ -79,13 +79,13 @@ def comparisons() -> Iterator[Comparison]:
             yield _of(relative, replace(case, mask=CAUSAL, mask_name="causal"))
         for S in (12_288, 65_536):
             yield _of(sparse, causal_sizes("sparse", H=2, S=S, dtype=dtype))
-        for H_q, H_kv, M, size, alike in SELECTING:
+        for H_q, H_kv, M, block, alike in SELECTING:
             case = Sizes(
-                name=f"selected, {H_q}/{H_kv} heads, {M} queries, blocks of {size}, {alike} alike",
+                name=f"selected, {H_q}/{H_kv} heads, {M} queries, blocks of {block}, {alike} alike",
                 H_q=H_q, H_kv=H_kv, M=M, N=LISTED[1], D=128, D_v=128, dtype=dtype,
                 mask_name="selected", share=LISTED[0] / LISTED[1],
             )  # fmt: skip
-            yield _of(partial(selected, size=size, alike=alike), case)
+            yield _of(partial(selected, size=block, alike=alike), case)
         for S in (1024, 4096, 16_384, 65_536):
             yield _of(reformer, causal_sizes("reformer", H=2, S=S, dtype=dtype))
     for layers in (2, 12, 24):

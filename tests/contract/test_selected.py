@@ -36,6 +36,11 @@ GATHERED = (
 )  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def short_calls_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gather, "_CALL", 0.0)
+
+
 @pytest.mark.quick
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("case", GATHERED, ids=str)

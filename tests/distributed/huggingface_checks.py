@@ -107,7 +107,7 @@ def check_refusals(layout: SequenceLayout) -> None:
         for message, model, options in (
             ("every shard has the positions from 0 on", llama, {}),
             ("must broadcast", llama, {"position_ids": positions, "attention_mask": dense}),
-            ("chunked", chunked, {"position_ids": positions}),
+            ("chunks and blocks are not supported", chunked, {"position_ids": positions}),
             ("cannot be cached", llama, {"position_ids": positions, "past_key_values": cache}),
         ):
             expect(ValueError, message, partial(model, part, **options))

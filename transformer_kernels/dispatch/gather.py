@@ -20,7 +20,7 @@ from ..backends.base import FusedBackend
 from ..backends.schema import empty_like_layout
 from ..common.argument_checks import values_are_readable
 from ..common.torch_private import functorch_is_active
-from ..masks.resolved import ResolvedMask
+from ..masks.resolved import BLOCK_MASK_SIZE, ResolvedMask
 from ..masks.selected import Selected
 from ..problem import Layout, Problem, shape_of
 from .autograd import needs_reference
@@ -28,6 +28,8 @@ from .choose import Explanation
 
 _ENTRIES = 1 << 20
 """Entries of lists in one call, which limits its memory."""
+_CALL = 80_000.0
+"""Nanoseconds of Python for one call."""
 
 
 class Part(NamedTuple):
@@ -147,9 +149,10 @@ def _places(
 def _is_cheaper(problem: Problem) -> bool:
     """True if reading listed keys costs less than attention with an element mask.
 
-    CPU: nanoseconds for a key head, by two threads. A listed row of k and v costs a miss of the
-    caches, or in pages a row in order, or the products of its query heads. With an element mask
-    each key costs a row in order, once for all queries, or the products of all queries.
+    CPU: nanoseconds of two threads. A listed row of k and v costs a miss of the caches, or in pages
+    a row in order, or the products of its query heads. With an element mask, each key of the blocks
+    that a list of the query block touches costs a row in order, once for all queries, or the
+    products of all queries.
     """
     shape, mask = problem.shape, problem.mask
     assert mask.selected is not None
@@ -163,9 +166,13 @@ def _is_cheaper(problem: Problem) -> bool:
     listed = mask.selected.shape[3] * mask.selected_size
     if shape.device.type != "cpu":  # not measured: fewer rows are read
         return 2 * shape.M * listed <= keys
+    blocks = listed * max(1, BLOCK_MASK_SIZE // mask.selected_size)
+    keys = min(keys, blocks * min(shape.M, BLOCK_MASK_SIZE))
+    calls = 1 if mask.selected.shape[1] == 1 else shape.H_kv
     group = shape.H_q // shape.H_kv
     row = 12.0 if math.gcd(mask.selected_size, shape.N) >= 16 else 40.0
-    return shape.M * listed * max(row, 3.0 * group) <= keys * max(12.0, 1.5 * group * shape.M)
+    gathered = shape.H_kv * shape.M * listed * max(row, 3.0 * group) + calls * _CALL
+    return gathered <= shape.H_kv * keys * max(12.0, 1.5 * group * shape.M)
 
 
 def _share_lists(lists: Tensor, H_kv: int) -> bool:

@@ -130,7 +130,8 @@ def create_divided_mask(
     if structure.is_packed:  # the documents of a shard; those of the sequence follow by position
         mask = Mask(tuple(one for one in mask.constraints if not isinstance(one, Segments)))
     if mask.tensors():
-        raise ValueError(f"chunks and blocks are not supported on a divided sequence, got {mask}")
+        kinds = ", ".join(type(one).__name__ for one in mask.constraints)
+        raise ValueError(f"chunks and blocks are not supported on a divided sequence, got {kinds}")
     if attention_mask is not None:
         visible = here.unshard(attention_mask.byte(), 1).bool()
         mask = mask & padding_mask(visible, attention_mask, grid.M)
