@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
-from tests.support.backends import DECODING_AND_DTYPES
+from tests.support.backends import COMPILED_BACKENDS, DECODING_AND_DTYPES, operators_of
 from tests.support.case import assert_case
 from tests.support.cases import Case
 from tests.support.masks import CAUSAL_END, KeyRange, Selected, Window
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.dispatch import gather
+from transformer_kernels.problem.dense import dense_problem
 
 _LONG: dict[str, Any] = {"N": 1021, "D": 24, "D_v": 17, "requires_grad": (), "hidden": "nan"}
 GATHERED = (
@@ -100,6 +101,16 @@ def test_heads_of_a_group_with_the_same_lists() -> None:
         assert_same_function(got, wanted)
 
 
+@pytest.mark.parametrize("backend", {"cuda"} & {*COMPILED_BACKENDS})
+def test_operators_refuse_lists(backend: str) -> None:
+    """The backend refuses them before; an operator may be called without it."""
+    qkv, indices = inputs()
+    problem = dense_problem(*qkv, mask=tk.Mask.selected(indices))
+    with pytest.raises(RuntimeError, match="selected is not supported by the CUDA kernels"):
+        operators_of(backend).attention_forward(*qkv, *problem.pack())
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("needs_grad", [False, True])
 def test_compiled(needs_grad: bool) -> None:
     qkv, indices = inputs()

@@ -293,6 +293,7 @@ def test_merge_attentions(groups: bool) -> None:
     assert_agrees(lambda *x: merged(*x)[:, 5:], lambda *x: expected(*x)[:, 5:], (q, k, v))
 
 
+@pytest.mark.exhaustive
 @each("name", ["packed-causal", "padded-causal"])
 def test_compiled_training(name: str) -> None:
     call, expected = calls(ALL[name])

@@ -198,12 +198,12 @@ def _masks() -> list[Case]:
 
 def _lists() -> list[Case]:
     return [
-        Case(name="selected", M=67, N=193, mask=Selected(), dlse=True),
-        Case(name="selected-blocks", H_q=4, M=131, N=193, mask=(Selected(9, 7, "bh"), CAUSAL_END),
+        Case(name="selected", M=67, N=131, mask=Selected(), dlse=True),
+        Case(name="selected-blocks", H_q=4, M=67, N=131, mask=(Selected(9, 7, "bh"), CAUSAL_END),
              hidden="nan"),
-        Case(name="selected-twice", N=193, mask=(Selected(90, dims=""), Selected(5, 32, "h")),
+        Case(name="selected-twice", M=35, mask=(Selected(90, dims=""), Selected(5, 32, "h")),
              bias="bhmn"),
-        Case(name="selected-few-queries", M=3, N=1021, D=8, mask=Selected(300), softcap=1.5),
+        Case(name="selected-few-queries", M=3, N=331, D=8, mask=Selected(90), softcap=1.5),
     ]  # fmt: skip
 
 

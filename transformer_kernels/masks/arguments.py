@@ -17,7 +17,15 @@ def integers(name: str, value: Tensor, *shapes: str) -> Tensor:
     return value.resolve_neg()
 
 
-def positions(name: str, value: Tensor) -> Tensor:
+def vector(name: str, value: Tensor) -> Tensor:
+    return integers(name, value, "(batch,)")
+
+
+def ids_of(name: str, value: Tensor) -> Tensor:
+    return integers(name, value, "(batch, length)")
+
+
+def positions_of(name: str, value: Tensor) -> Tensor:
     return integers(name, value, "(batch, length)", "(batch, heads, length)")
 
 

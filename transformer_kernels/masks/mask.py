@@ -18,7 +18,16 @@ from ..common.argument_checks import (
 )
 from ..common.storage import check_storage
 from . import unions, visualize
-from .arguments import extent_of, integers, positions, range_of, size_of, with_dimensions
+from .arguments import (
+    extent_of,
+    ids_of,
+    integers,
+    positions_of,
+    range_of,
+    size_of,
+    vector,
+    with_dimensions,
+)
 from .block_mask import check_block_mask, full_tiles, partial_tiles, visible_pairs
 from .constraints import (
     Align,
@@ -100,7 +109,7 @@ class Mask:
             key_lengths: integers (B,). Keys and values at and after the length are trailing
                 padding: they may hold NaN, and affect neither outputs nor gradients.
         """
-        return Mask((KeyRange(None, integers("key_lengths", key_lengths, "(batch,)")),))
+        return Mask((KeyRange(None, vector("key_lengths", key_lengths)),))
 
     @staticmethod
     def key_range(start: Tensor, end: Tensor) -> Mask:
@@ -110,9 +119,7 @@ class Mask:
             start: integers (B,), inclusive.
             end: integers (B,), exclusive. Keys and values outside the range may hold NaN.
         """
-        return Mask(
-            (KeyRange(integers("start", start, "(batch,)"), integers("end", end, "(batch,)")),)
-        )
+        return Mask((KeyRange(vector("start", start), vector("end", end)),))
 
     @staticmethod
     def segments(q_ids: Tensor, k_ids: Tensor | None = None, *, equal: bool = True) -> Mask:
@@ -126,15 +133,7 @@ class Mask:
         """
         check_bool("equal", equal)
         k_ids = q_ids if k_ids is None else k_ids
-        return Mask(
-            (
-                Segments(
-                    integers("q_ids", q_ids, "(batch, length)"),
-                    integers("k_ids", k_ids, "(batch, length)"),
-                    equal,
-                ),
-            )
-        )
+        return Mask((Segments(ids_of("q_ids", q_ids), ids_of("k_ids", k_ids), equal),))
 
     @staticmethod
     def positions(
@@ -154,7 +153,7 @@ class Mask:
             right: visible positions after the query's; None is unbounded. May be negative: -1 hides
                 the query's own position.
         """
-        q_pos, k_pos = positions("q_pos", q_pos), positions("k_pos", k_pos)
+        q_pos, k_pos = positions_of("q_pos", q_pos), positions_of("k_pos", k_pos)
         return Mask((Positions(q_pos, k_pos, extent_of("left", left), extent_of("right", right)),))
 
     @staticmethod
@@ -179,9 +178,9 @@ class Mask:
         check_bool("inside", inside)
         if low is None and high is None:
             raise ValueError("low or high must be a tensor, got None for both")
-        low = None if low is None else positions("low", low)
-        high = None if high is None else positions("high", high)
-        return Mask((Intervals(low, high, positions("k_pos", k_pos), inside),))
+        low = None if low is None else positions_of("low", low)
+        high = None if high is None else positions_of("high", high)
+        return Mask((Intervals(low, high, positions_of("k_pos", k_pos), inside),))
 
     @staticmethod
     def prefix_lm(prefix_lengths: Tensor, length: int) -> Mask:
@@ -193,7 +192,7 @@ class Mask:
 
         Source: Raffel et al. 2020, arXiv:1910.10683, section 3.2.1.
         """
-        prefix_lengths = integers("prefix_lengths", prefix_lengths, "(batch,)")
+        prefix_lengths = vector("prefix_lengths", prefix_lengths)
         check_storage((("prefix_lengths", prefix_lengths),))
         return Mask(unions.prefix_lm(prefix_lengths, size_of("length", length)))
 
@@ -207,7 +206,7 @@ class Mask:
         Args:
             ids: integers (B, length), the block of each query and key.
         """
-        ids = integers("ids", ids, "(batch, length)")
+        ids = ids_of("ids", ids)
         check_storage((("ids", ids),))
         return Mask(unions.blocks(ids))
 
@@ -221,7 +220,7 @@ class Mask:
         Args:
             ids: integers (B, length), for example 0 for the prefix, and the number of the answer.
         """
-        ids = integers("ids", ids, "(batch, length)")
+        ids = ids_of("ids", ids)
         check_storage((("ids", ids),))
         return Mask(unions.shared_prefix(ids))
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -149,43 +148,53 @@ def resolve(mask: Mask, B: int, H: int, M: int, N: int, align: Align = "top_left
 
     Raises ValueError if a tensor of the mask does not fit the sizes.
     """
+    windows: list[Window] = []
+    ranges: list[KeyRange] = []
+    others: list[Constraint] = []
     for one in mask.constraints:
         one.check(B, H, M, N)
-    windows = [one for one in mask.constraints if isinstance(one, Window)]
-    ranges = [one for one in mask.constraints if isinstance(one, KeyRange)]
-    tests = [_test(one) for one in mask.constraints if isinstance(one, _BY_POSITION)]
-    lists = [one for one in mask.constraints if isinstance(one, Selected)]
-    dense: Tensor | None = None
-    blocks: Tensor | None = None
-    size = 0
-    for one in mask.constraints:
-        if isinstance(one, Dense):
-            dense = _merge(torch.bitwise_and, dense, one.attn_mask)
-        elif isinstance(one, BlockSparse):
-            blocks, size = _merge_blocks(blocks, size, one, M, N)
+        if isinstance(one, Window):
+            windows.append(one)
+        elif isinstance(one, KeyRange):
+            ranges.append(one)
+        else:
+            others.append(one)
     if windows:
         align = windows[0].align
         if len(windows) > 1 and any(window.align != align for window in windows):
             align = "top_left"
     low, high = _intersection(windows, align, N - M)
     start, end = _intersected(ranges)
+    elements = _elements(others, M, N) if others else ()
+    return ResolvedMask(low, high, align == "bottom_right", start, end, *elements)
+
+
+def _elements(others: Sequence[Constraint], M: int, N: int) -> tuple[Any, ...]:
+    """Merges constraints other than windows and key ranges; returns the last fields."""
+    tests: list[PositionTest] = []
+    lists: Selected | None = None
+    dense: Tensor | None = None
+    blocks: Tensor | None = None
+    size = 0
+    for one in others:
+        match one:
+            case Segments() | Positions() | Intervals():
+                kind = type(one).__name__
+                check_storage((f"the mask's {kind}.{x}", y) for x, y in one.tensors().items())
+                tests.append(one.test())
+            case Dense():
+                dense = _merge(torch.bitwise_and, dense, one.attn_mask)
+            case BlockSparse():
+                blocks, size = _merge_blocks(blocks, size, one, M, N)
+            case Selected():
+                lists = one if lists is None else intersection(lists, one)
     q_low = q_high = k_position = None
     if tests:
         q_low = _stack([test.low for test in tests])
         q_high = _stack([test.high for test in tests])
         k_position = _stack([test.position for test in tests])
-    return ResolvedMask(
-        low, high, align == "bottom_right", start, end,
-        q_low, q_high, k_position, dense, blocks, size, *_selected(lists),
-    )  # fmt: skip
-
-
-_BY_POSITION = (Segments, Positions, Intervals)
-
-
-def _test(one: Segments | Positions | Intervals) -> PositionTest:
-    check_storage((f"the mask's {type(one).__name__}.{x}", y) for x, y in one.tensors().items())
-    return one.test()
+    selected = (None, 0) if lists is None else (lists.indices, lists.block_size)
+    return q_low, q_high, k_position, dense, blocks, size, *selected
 
 
 def resolve_windows(mask: Mask | None, align: Align) -> ResolvedMask:
@@ -260,13 +269,6 @@ def _merge_blocks(
     common = math.gcd(size, other.block_size)
     finer = _finer(blocks, size, common, M, N)
     return finer & _finer(other.blocks, other.block_size, common, M, N), common
-
-
-def _selected(lists: Sequence[Selected]) -> tuple[Tensor | None, int]:
-    if not lists:
-        return None, 0
-    one = functools.reduce(intersection, lists)
-    return one.indices, one.block_size
 
 
 def _finer(blocks: Tensor, size: int, common: int, M: int, N: int) -> Tensor:

@@ -64,8 +64,9 @@ class Selected:
         count = self.block_size // block_size
         if count == 1:
             return self
-        part = torch.arange(count, dtype=torch.int32, device=self.indices.device)
-        return Selected((self.indices[..., None] * count + part).flatten(-2), block_size)
+        part = torch.arange(count, device=self.indices.device)
+        parts = self.indices.long()[..., None] * count + part
+        return Selected(parts.flatten(-2).clamp(max=_LARGEST).int(), block_size)
 
     def extent(self) -> tuple[int, int]:
         return self.indices.shape[0], self.indices.shape[1]

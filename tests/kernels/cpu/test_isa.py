@@ -132,6 +132,7 @@ def test_blocks_of_keys_and_queries(case: Case, dtype: torch.dtype, isa: str) ->
     assert_case(case, dtype, "cpu")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", PHASES, ids=str)
