@@ -289,7 +289,7 @@ def shown_share(pattern: SparsePattern, case: Case) -> float:
 
 def selected(case: Sizes, run: Run, *, size: int, alike: int) -> Iterator[Measurement]:
     """Measures lists of random blocks of `size` keys, which `alike` queries in a row share, against
-    the same pairs as a dense mask.
+    the same pairs as a dense mask, and against no mask.
 
     Raises:
         AssertionError: the results differ.
@@ -306,8 +306,25 @@ def selected(case: Sizes, run: Run, *, size: int, alike: int) -> Iterator[Measur
     with torch.no_grad():
         got, expected = (attend(*inputs[:3]) for attend in attends.values())
     errors = {"lists": relative_error(case.name, got, expected, BOUND)}
+    attends["no mask"] = attention
+    if case.M == 1:
+        attends["listed rows"] = copies_of_rows(rows[0], inputs)
     for direction in BOTH[: 1 if case.M == 1 else 2]:
         yield run.timed(attention_contenders(case, direction, attends, inputs, errors))
+
+
+def copies_of_rows(keys: Tensor, inputs: Inputs) -> Attend:
+    """Returns a copy of the listed rows of k and v, which is the least that reading them takes."""
+    heads, N = inputs.k.shape[1:3]
+    rows = (torch.arange(heads)[:, None] * N + keys).flatten()
+    copies = [x.new_empty(len(rows), x.shape[3]) for x in (inputs.k, inputs.v)]
+
+    def copy(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        for x, to in zip((k, v), copies, strict=True):
+            torch.index_select(x.flatten(0, 2), 0, rows, out=to)
+        return copies[1]
+
+    return copy
 
 
 def reformer(case: Sizes, run: Run) -> Iterator[Measurement]:

@@ -380,7 +380,7 @@ XFORMERS = {
         value_error("window_left must be at least 0, got -1", window_left=-1)
     ],
     "BlockDiagonalMask.materialize": [
-        value_error("shape must be (..., 5, 5), got (4, 5)", shape=(4, 5))
+        value_error("shape must be (..., 5, 5), got (..., 4, 5)", shape=(4, 5))
     ],
 }  # fmt: skip
 ROWS = {

@@ -100,23 +100,22 @@ def _parts(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Iterator[Part]:
     """Divides a call into calls with a cache, whose sequences are the queries."""
     shape, mask = problem.shape, problem.mask
     assert mask.selected is not None
-    page_size = math.gcd(mask.selected_size, shape.N)  # pages of views
-    lists = Selected(mask.selected, mask.selected_size).refined(page_size).indices
+    lists, size = mask.selected, mask.selected_size
+    page_size = math.gcd(size, shape.N)  # pages are views of k and v
     pages = shape.N // page_size
     k, v = (x.unflatten(2, (pages, page_size)).transpose(1, 2) for x in (k, v))
     groups = 1 if lists.shape[1] == 1 else shape.H_kv
     of_q, of_k = shape.H_q // groups, shape.H_kv // groups
-    step = max(1, _ENTRIES // lists.shape[3])
+    step = max(1, _ENTRIES // (lists.shape[3] * size // page_size))
     for b in range(shape.B):
         for group in range(groups):
             heads, k_heads = (slice(group * n, (group + 1) * n) for n in (of_q, of_k))
-            own = lists[b if lists.shape[0] > 1 else 0, heads.start if groups > 1 else 0]
+            shared = lists[b if lists.shape[0] > 1 else 0, heads.start if groups > 1 else 0]
             for first in range(0, shape.M, step):
                 rows = slice(first, min(first + step, shape.M))
-                first_place, end_place = _places(problem, own[rows], page_size, b, rows)
-                layout = Layout(
-                    cache_seqlens=end_place.int(), block_table=own[rows].clamp(0, pages - 1)
-                )
+                own = Selected(shared[rows], size).refined(page_size).indices
+                first_place, end_place = _places(problem, own, page_size, b, rows)
+                layout = Layout(cache_seqlens=end_place.int(), block_table=own.clamp(0, pages - 1))
                 one = q[b, heads, rows].transpose(0, 1).unsqueeze(2)
                 of_cache = k[b][:, k_heads], v[b][:, k_heads]
                 part_shape = shape_of(one, *of_cache, layout)

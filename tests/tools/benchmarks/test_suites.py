@@ -243,7 +243,7 @@ def test_flex_attention_is_left_out_if_it_is_wrong(
 
 def test_patterns_and_their_shares(run: Run) -> None:
     selected = partial(layers.selected, replace(SPARSE, N=64, share=0.125), size=8, alike=4)
-    assert variants(measured(run, selected)) == ["lists", "dense"]
+    assert variants(measured(run, selected)) == ["lists", "dense", "no mask"]
     rows = measured(run, partial(layers.sparse, SPARSE))
     assert variants(rows) == variants(rows, "fwd+bwd") == ["causal", *layers.PATTERNS]
     causal, local, *others = rows[:7]

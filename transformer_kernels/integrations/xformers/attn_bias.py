@@ -43,15 +43,6 @@ class LowerTriangularMaskWithTensorBias(LowerTriangularMask):
     def __init__(self, bias: Tensor) -> None:
         self._bias = bias
 
-    def materialize(
-        self,
-        shape: Sequence[int],
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> Tensor:
-        """Returns the tensor, and -inf where it is hidden; see `AttentionBias`."""
-        return super().materialize(shape, dtype, device) + self._bias.to(device, dtype)
-
 
 class LowerTriangularFromBottomRightMask(AttentionBias):
     """Causal mask, bottom-right aligned."""

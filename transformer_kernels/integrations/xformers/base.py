@@ -40,9 +40,15 @@ class AttentionBias:
 
         This is the specification of the class, for tests. It needs memory for all pairs.
         """
-        M, N = shape[-2:]
-        visible = window_of(self).materialize(1, 1, M, N, device)[0, 0]
-        return _as_bias(visible, shape, dtype)
+        visible = self._visible(*shape[-2:]).to(device)
+        bias = torch.zeros(visible.shape, dtype=dtype, device=device)
+        bias = bias.masked_fill_(~visible, float("-inf")).expand(*shape[:-1], -1)
+        added = getattr(self, "_bias", None)
+        return bias if added is None else bias + added.to(device, dtype)
+
+    def _visible(self, M: int, N: int) -> Tensor:
+        """Returns bool (M, rows of keys), on the CPU."""
+        return window_of(self).materialize(1, 1, M, N, "cpu")[0, 0]
 
     def to(self, device: torch.device | str) -> Self:
         """Returns the bias with its tensors on `device`."""
@@ -151,31 +157,20 @@ class PackedBias(AttentionBias):
     q_seqinfo: SeqLenInfo
     k_seqinfo: SeqLenInfo
 
-    def materialize(
-        self,
-        shape: Sequence[int],
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> Tensor:
-        """Returns the bias as a tensor; see `AttentionBias`."""
-        rows, N, width = self._key_rows()
-        if tuple(shape[-2:]) != (self.q_seqinfo.seqstart_py[-1], N):
-            wanted = f"(..., {self.q_seqinfo.seqstart_py[-1]}, {N})"
-            raise ValueError(f"shape must be {wanted}, got {tuple(shape)}")
-        window, visible = window_of(self), torch.zeros(shape[-2], width, dtype=torch.bool)
+    def _visible(self, M: int, N: int) -> Tensor:
+        rows, keys, width = self._key_rows()
+        if (self.q_seqinfo.seqstart_py[-1], keys) != (M, N):
+            wanted = f"(..., {self.q_seqinfo.seqstart_py[-1]}, {keys})"
+            raise ValueError(f"shape must be {wanted}, got (..., {M}, {N})")
+        window, visible = window_of(self), torch.zeros(M, width, dtype=torch.bool)
         for (start, end), own in zip(self.q_seqinfo.intervals(), rows, strict=True):
             visible[start:end, own] |= window.materialize(1, 1, end - start, len(own))[0, 0]
-        return _as_bias(visible.to(device), (*shape[:-1], width), dtype)
+        return visible
 
     def _key_rows(self) -> tuple[list[Tensor], int, int]:
         """Returns the rows of the keys of each sequence, the number of keys, and that of rows."""
         N = self.k_seqinfo.seqstart_py[-1]
         return [torch.arange(*ends) for ends in self.k_seqinfo.intervals()], N, N
-
-
-def _as_bias(visible: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-    return bias.masked_fill_(~visible, float("-inf")).expand(*shape)
 
 
 def check_same_number(q_info: SeqLenInfo, k_info: SeqLenInfo) -> None:

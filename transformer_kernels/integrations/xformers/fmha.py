@@ -82,21 +82,8 @@ def memory_efficient_attention(
     return _converted(_attend(query, key, value, attn_bias, p, scale)[0], output_dtype)
 
 
-def memory_efficient_attention_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_bias: Tensor | AttentionBias | None = None,
-    p: float = 0.0,
-    scale: float | None = None,
-    *,
-    op: None = None,
-    output_dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Is `memory_efficient_attention`, differentiable too; xFormers' has no gradient."""
-    return memory_efficient_attention(
-        query, key, value, attn_bias, p, scale, op=op, output_dtype=output_dtype
-    )
+memory_efficient_attention_forward = memory_efficient_attention
+"""Differentiable too; xFormers' has no gradient."""
 
 
 def memory_efficient_attention_forward_requires_grad(
