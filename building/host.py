@@ -102,6 +102,7 @@ def operator_units(
     return (
         Unit("csrc/bindings/cpu_operators.cpp", flags, variant),
         Unit("csrc/bindings/linear_operators.cpp", flags, variant),
+        Unit("csrc/bindings/delta_operators.cpp", flags, variant),
         Unit("csrc/bindings/operator_call.cpp", stable_abi(torch)),
         Unit("csrc/bindings/linear_call.cpp", stable_abi(torch)),
         Unit("csrc/bindings/tensors.cpp", stable_abi(torch)),
@@ -120,6 +121,6 @@ def operator_units(
         *(
             Unit(f"csrc/cpu/{folder}/kernels.cpp", (f"-DTK_ISA={isa.name}", *isa.flags), isa.name)
             for isa in isas
-            for folder in ("attention", "linear")
+            for folder in ("attention", "linear", "delta")
         ),
     )

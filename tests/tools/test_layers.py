@@ -40,6 +40,7 @@ C_LAYERS = (
     {"bindings"},
     {"bindings/fast_path"},
     {"cpu/driver"},
+    {"cpu/delta"},
     {"cpu/attention", "cpu/linear"},
     {"cpu/engine"},
     {"cuda"},

@@ -1,4 +1,4 @@
-// Launch of linear attention on the CPU.
+// Launch of linear attention and of the delta rule on the CPU.
 #pragma once
 
 #include "common/linear_params.h"
@@ -9,5 +9,9 @@ void run_linear_forward(const LinearForwardParams& params);
 void run_linear_backward(const LinearBackwardParams& params);
 // `initial` and `end` are the same memory.
 void run_linear_steps(const LinearForwardParams& params);
+
+void run_delta_forward(const DeltaForwardParams& params);
+void run_delta_backward(const DeltaBackwardParams& params);
+void run_delta_steps(const DeltaForwardParams& params);
 
 }  // namespace tk

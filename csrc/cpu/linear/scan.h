@@ -32,7 +32,7 @@ struct Sequence {
   bool sees(int64_t row) const { return row - first >= key_start && row - first < key_end; }
 };
 
-TK_INLINE Sequence sequence_of(const LinearProblem& p, int64_t n) {
+TK_INLINE Sequence sequence_of(const SequenceParams& p, int64_t n) {
   if (p.cu_seqlens) {
     const int64_t first = p.cu_seqlens[n], length = p.cu_seqlens[n + 1] - first;
     return {n, 0, first, length, length, 0, length};
@@ -211,7 +211,7 @@ void read_features(FeatureMap map, const Slice& from, int64_t row0, Keep&& keep,
 }
 
 // Rows of head h of a sequence.
-TK_INLINE Slice slice(const LinearProblem& p, const Strided& x, const Sequence& at, int64_t h,
+TK_INLINE Slice slice(const SequenceParams& p, const Strided& x, const Sequence& at, int64_t h,
                       int64_t length, int64_t width) {
   return {p.dtype, x, at.b, h, at.first + length, width};
 }
@@ -263,10 +263,10 @@ void add_rows(const Real* rows, const Real* factors, int64_t padded, Real* sum) 
 }
 
 // Rows of a batch entry in memory.
-TK_INLINE int64_t stored_rows(const LinearProblem& p) { return p.cu_seqlens ? p.rows : p.M; }
+TK_INLINE int64_t stored_rows(const SequenceParams& p) { return p.cu_seqlens ? p.rows : p.M; }
 
 // Zeroes the rows after the last packed sequence.
-TK_INLINE void clear_padding(const LinearProblem& p, const Strided& x, int64_t heads,
+TK_INLINE void clear_padding(const SequenceParams& p, const Strided& x, int64_t heads,
                              int64_t width) {
   if (!p.cu_seqlens) return;
   constexpr double kZero[kChunk] = {};
