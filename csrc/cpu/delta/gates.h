@@ -26,7 +26,7 @@ struct Gates {
   // By token: exp(c_i - c_j), 0 for j > i: (kChunk, kChunk).
   Real* between;
   // By channel, (kChunk, width) and (kChunk / kSub, width).
-  Real* steps;  // log-decays
+  Real* steps;  // log-decays, in units of log(2)
   Real* in;     // from the start of the sub-block to i
   Real* out;    // from i to the end of the sub-block
   Real* blocks;
@@ -77,16 +77,16 @@ void fill_channels(const Gates<Real>& g) {
       Vec<Real> sum{};
       for (int64_t i = first; i < first + kSub; ++i) {
         sum += load(g.steps + i * g.width + c);
-        const Vec<Real> y = exp<Real>(sum);
+        const Vec<Real> y = exp2<Real, Precision::kReal>(sum);
         store(g.in + i * g.width + c, y);
         store(g.from_start + i * g.width + c, y * kept);
       }
-      const Vec<Real> block = exp<Real>(sum);
+      const Vec<Real> block = exp2<Real, Precision::kReal>(sum);
       store(g.blocks + first / kSub * g.width + c, block);
       kept *= block;
       sum = Vec<Real>{};
       for (int64_t i = first + kSub; i-- > first;) {
-        store(g.out + i * g.width + c, exp<Real>(sum));
+        store(g.out + i * g.width + c, exp2<Real, Precision::kReal>(sum));
         sum += load(g.steps + i * g.width + c);
       }
     }
@@ -104,7 +104,6 @@ template <typename Real>
 bool read_gates(const DeltaProblem& p, const Sequence& one, int64_t h, int64_t row, int64_t rows,
                 const Gates<Real>& g) {
   const auto* const data = static_cast<const Real*>(p.log_decay.data);
-  const int64_t stride = p.log_decay.stride[3];
   const Real* const from = data + row_offset(p.log_decay, one.b, h, row);
   if (!g.by_channel) {
     g.decay->read(from, p.log_decay.stride[2], rows, [](int64_t) { return true; });
@@ -114,16 +113,21 @@ bool read_gates(const DeltaProblem& p, const Sequence& one, int64_t h, int64_t r
     fill_between(g);
     return g.decay->total == g.decay->total;
   }
-  constexpr Real kSmallest = static_cast<Real>(kSmallestLogDecay<Real>);
-  bool is_number = true;
   clear(g.steps, kChunk * g.width);
   for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < p.D; ++c) {
-      const Real x = from[r * p.log_decay.stride[2] + c * stride];
-      g.steps[r * g.width + c] = x < kSmallest ? kSmallest : x;
-      is_number &= x == x;
-    }
+    read_row(kDTypeOf<Real>, from, r * p.log_decay.stride[2], p.log_decay.stride[3], p.D,
+             g.steps + r * g.width);
   }
+  constexpr Real kSmallest = static_cast<Real>(kSmallestLogDecay<Real>);
+  constexpr Real kLog2E = static_cast<Real>(1.4426950408889634);
+  Vec<Real> sum{};  // NaN if a number is
+  for (int64_t n = 0; n < kChunk * g.width; n += kLanes<Real>) {
+    const Vec<Real> x = load(g.steps + n), smallest = broadcast(kSmallest);
+    const Vec<Real> step = (x < kSmallest ? smallest : x) * kLog2E;
+    store(g.steps + n, step);
+    sum += step;
+  }
+  const bool is_number = !any<Real>(sum != sum);
   fill_channels(g);
   return is_number;
 }

@@ -95,7 +95,7 @@ void multiply_within(const Gates<Real>& g, const ChannelRows<Real>& rows, int64_
     for (int64_t n = begin; n < kSub; ++n) {
       const int64_t at = (first + n) * g.width + c;
       if (n > begin) sum += load(g.steps + at);
-      const Vec<Real> decayed = n > begin ? k * exp<Real>(sum) : k;
+      const Vec<Real> decayed = n > begin ? k * exp2<Real, Precision::kReal>(sum) : k;
       x[n] += load(rows.k + at) * decayed;
       p[n] += load(rows.q + at) * decayed;
     }
@@ -140,7 +140,8 @@ void add_within(const Gates<Real>& g, const ChannelRows<Real>& rows, int64_t j, 
     for (int64_t i = j; i < end; ++i) {
       const int64_t at = i * g.width + c;
       if (i > j) sum += load(g.steps + at);
-      const Vec<Real> decay = i > j ? exp<Real>(sum) : broadcast(Real{1}), decayed = k * decay;
+      const Vec<Real> decay = i > j ? exp2<Real, Precision::kReal>(sum) : broadcast(Real{1}),
+                      decayed = k * decay;
       const Real x = w.x[i * kChunk + j], p = w.p[i * kChunk + j];
       store(to.q + at, load(to.q + at) + p * decayed);
       store(to.k_row + at, load(to.k_row + at) + x * decayed);
