@@ -16,9 +16,9 @@ from ..dispatch.choose import Explanation, explanation
 from ..dispatch.division import check_undivided
 from ..dispatch.gather import gathering
 from ..linear import checks as linear_checks
-from ..linear.backends import LINEAR_BACKENDS, STEP_BACKENDS
+from ..linear.attention import LINEAR_BACKENDS, STEP_BACKENDS
 from ..linear.checks import DENSE, PACKED, check_options, map_features
-from ..linear.types import LinearProblem
+from ..linear.family import FamilyProblem
 from ..problem.cache import cache_problem, check_no_gradient
 from ..problem.checks import check_learned_scale
 from ..problem.dense import dense_problem
@@ -138,11 +138,12 @@ def _explain_linear(
     dimensions = PACKED if operator is linear_attention_varlen else DENSE
     q, k, v = (options.pop(name) for name in "qkv")
     q, k, v = map_features(feature_map, q, k, v, dimensions)
-    makers: dict[Any, Callable[..., LinearProblem]] = {
+    makers: dict[Any, Callable[..., FamilyProblem]] = {
         linear_attention: linear_checks.dense_problem,
         linear_attention_varlen: linear_checks.varlen_problem,
         linear_attention_decode: linear_checks.decode_problem,
     }
     problem = makers[operator](q, k, v, options=checked, **options)
+    x = problem.inputs
     backends = STEP_BACKENDS if operator is linear_attention_decode else LINEAR_BACKENDS
-    return explanation(problem, backend, *problem.inputs[:3], backends, general_path)
+    return explanation(problem, backend, x.q, x.k, x.v, backends, general_path)

@@ -24,7 +24,8 @@ from ..problem.cache import check_no_gradient
 from ..problem.checks import check_mask_tensors, check_tensors
 from ..problem.types import accumulate_dtype
 from ..problem.varlen import check_cu_seqlens, one_entry, read_starts
-from .types import FEATURE_MAPS, FeatureMap, Inputs, LinearProblem, LinearState, Options
+from .family import FamilyProblem
+from .types import FEATURE_MAPS, FeatureMap, Inputs, LinearState, Options
 
 DENSE = ("batch", "heads", "length", "width")
 PACKED = ("length", "heads", "width")
@@ -82,7 +83,7 @@ def dense_problem(
     log_decay: Tensor | None,
     initial_state: LinearState | None,
     state_name: str = "initial_state",
-) -> LinearProblem:
+) -> FamilyProblem:
     """Returns the call of `linear_attention` with checked q, k and v, whose features are mapped."""
     shape = shape_of(q, k, v)
     if options.causal and shape.M != shape.N:
@@ -92,7 +93,7 @@ def dense_problem(
     key_start, key_end = _key_range(mask, shape)
     decay = _check_decay(log_decay, options, q, (shape.B, shape.H_kv, shape.N))
     S, z = _check_state(state_name, initial_state, shape)
-    return LinearProblem(shape, Inputs(q, k, v, decay, S, z, None, key_start, key_end), options)
+    return FamilyProblem(shape, Inputs(q, k, v, decay, S, z, None, key_start, key_end), options)
 
 
 def varlen_problem(
@@ -104,7 +105,7 @@ def varlen_problem(
     *,
     log_decay: Tensor | None,
     initial_state: LinearState | None,
-) -> LinearProblem:
+) -> FamilyProblem:
     """Returns the call of `linear_attention_varlen`, like `dense_problem`."""
     if q.shape[0] != k.shape[0]:
         raise ValueError(
@@ -123,7 +124,7 @@ def varlen_problem(
     shape = shape._replace(B=cu_seqlens.shape[0] - 1)
     S, z = _check_state("initial_state", initial_state, shape)
     offsets = cu_seqlens.to(torch.int32).contiguous()
-    return LinearProblem(shape, Inputs(q, k, v, decay, S, z, offsets), options)
+    return FamilyProblem(shape, Inputs(q, k, v, decay, S, z, offsets), options)
 
 
 def decode_problem(
@@ -134,7 +135,7 @@ def decode_problem(
     options: Options,
     *,
     log_decay: Tensor | None,
-) -> LinearProblem:
+) -> FamilyProblem:
     """Returns the call of `linear_attention_decode`, like `dense_problem`."""
     if state is None:
         raise TypeError("state must be a LinearState (S, z), got None")

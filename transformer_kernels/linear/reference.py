@@ -14,15 +14,21 @@ from torch import Tensor
 
 from ..common.argument_checks import values_are_readable
 from ..problem.types import accumulate_dtype
-from .types import CHUNK, FEATURE_MAPS, Inputs, LinearState, Options
+from .types import CHUNK, FEATURE_MAPS, Inputs, LinearState, Options, Results
 
 SMALLEST_LOG_DECAY = {torch.float32: -200.0, torch.float64: -800.0}
 """exp() of these is 0, also as a factor of the largest number. Smaller ones, such as -inf, count as
 these: differences of their sums are finite. As kSmallestLogDecay in csrc/cpu/linear/decay.h."""
 
 
-def reference_linear_attention(x: Inputs, options: Options) -> tuple[Tensor, LinearState]:
-    """Returns o and the final state by the formulas of docs/linear.md."""
+def reference_linear_attention(x: Inputs, options: Options) -> Results:
+    """Returns o and the final state by the formulas of docs/linear.md. The normalizer is 0."""
+    o, state = _outputs(x, options)
+    normalizer = x.q.shape[:3] if options.normalize else (0,)
+    return Results(o, o.new_zeros(normalizer, dtype=accumulate_dtype(o.dtype)), *state)
+
+
+def _outputs(x: Inputs, options: Options) -> tuple[Tensor, LinearState]:
     if x.cu_seqlens is None:
         return _dense(x, options)
     if not values_are_readable(x.cu_seqlens):
