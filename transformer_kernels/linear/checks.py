@@ -111,11 +111,7 @@ def varlen_problem(
         raise ValueError(
             f"q and k must share the length, got q {tuple(q.shape)}, k {tuple(k.shape)}"
         )
-    cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, q.device)
-    if q.shape[0] >= 1 << 31:
-        raise ValueError(f"q must have fewer than 2^31 rows, got {q.shape[0]}")
-    if values_are_readable(cu_seqlens):
-        read_starts("cu_seqlens", cu_seqlens, q.shape[0], "q")
+    cu_seqlens, _ = check_offsets(cu_seqlens, q)
     if isinstance(log_decay, Tensor) and log_decay.dim() == 2:
         log_decay = log_decay.mT[None]  # (1, H_kv, total), as in a dense call
     q, k, v = one_entry(q), one_entry(k), one_entry(v)
@@ -123,8 +119,21 @@ def varlen_problem(
     decay = _check_decay(log_decay, options, q, (1, shape.H_kv, shape.N))
     shape = shape._replace(B=cu_seqlens.shape[0] - 1)
     S, z = _check_state("initial_state", initial_state, shape)
-    offsets = cu_seqlens.to(torch.int32).contiguous()
-    return FamilyProblem(shape, Inputs(q, k, v, decay, S, z, offsets), options)
+    return FamilyProblem(shape, Inputs(q, k, v, decay, S, z, cu_seqlens), options)
+
+
+def check_offsets(cu_seqlens: Tensor, q: Tensor) -> tuple[Tensor, int | None]:
+    """Returns the offsets of packed rows of q in int32, and the end of the last sequence.
+
+    The end is None where values are not read; else they are checked.
+    """
+    cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, q.device)
+    if q.shape[0] >= 1 << 31:
+        raise ValueError(f"q must have fewer than 2^31 rows, got {q.shape[0]}")
+    end = None
+    if values_are_readable(cu_seqlens):
+        *_, end = read_starts("cu_seqlens", cu_seqlens, q.shape[0], "q")
+    return cu_seqlens.to(torch.int32).contiguous(), end
 
 
 def decode_problem(

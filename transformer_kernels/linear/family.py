@@ -48,6 +48,12 @@ class FamilyProblem:
     def kind(self) -> str:
         return "dense" if self.inputs.cu_seqlens is None else "varlen"
 
+    @property
+    def heads(self) -> tuple[int, int, int]:
+        """Numbers of the heads of q, k and v, of a family that has them."""
+        q, k, v = (x.shape[1] for x in (self.inputs.q, self.inputs.k, self.inputs.v))
+        return q, k, v
+
 
 @dataclass(frozen=True, eq=False)
 class Family:
