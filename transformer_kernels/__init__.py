@@ -11,6 +11,11 @@ docs/attention.md specifies the operator: formulas, masks, dropout and numerics.
 from .dispatch.choose import Explanation
 from .functional.attention import attention
 from .functional.decode import attention_decode
+from .functional.delta_rule import (
+    gated_delta_rule,
+    gated_delta_rule_step,
+    gated_delta_rule_varlen,
+)
 from .functional.explain import explain
 from .functional.kv_cache import append_to_cache
 from .functional.linear_attention import linear_attention
@@ -48,6 +53,9 @@ __all__ = [
     "enabled",
     "explain",
     "forward_operators",
+    "gated_delta_rule",
+    "gated_delta_rule_step",
+    "gated_delta_rule_varlen",
     "info",
     "linear_attention",
     "linear_attention_decode",

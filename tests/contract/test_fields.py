@@ -17,10 +17,10 @@ from transformer_kernels import _C
 from transformer_kernels.backends import schema
 from transformer_kernels.backends.triton import operators as triton_operators
 from transformer_kernels.bench.tolerance import assert_same_function
-from transformer_kernels.linear import operators
-from transformer_kernels.linear.backends import LINEAR_BACKENDS
-from transformer_kernels.linear.base import LinearBackend
-from transformer_kernels.linear.types import BackwardCall, Cotangents, Inputs, Options, Saved
+from transformer_kernels.linear.attention import LINEAR, LINEAR_BACKENDS
+from transformer_kernels.linear.backends import KernelBackend
+from transformer_kernels.linear.family import BackwardCall
+from transformer_kernels.linear.types import Cotangents, Inputs, Options, Saved
 from transformer_kernels.masks.resolved import ALL_VISIBLE, ResolvedMask
 from transformer_kernels.problem import Layout, Problem, shape_of, unpack
 from transformer_kernels.problem.dense import dense_problem
@@ -35,7 +35,7 @@ def test_both_languages_have_the_same_table() -> None:
     """csrc/common/fields.h, linear_fields.h, and the annotations of the named tuples."""
     rows = tuple((f.name, f.kind, f.shape, f.layouts) for f in FIELDS)
     assert rows == _C.FIELDS
-    rows = tuple((f.name, f.kind, f.shape, f.layouts) for f in operators.FIELDS)
+    rows = tuple((f.name, f.kind, f.shape, f.layouts) for f in LINEAR.fields)
     assert tuple(row for row in rows if row[1] != "Tensor") == _C.LINEAR_FIELDS  # not q, k and v
 
 
@@ -110,10 +110,10 @@ def test_problems_without_options_share_the_defaults() -> None:
     assert dense_problem(Q, Q, Q, bias=slopes).mask == ALL_VISIBLE._replace(bottom_right=True)
 
 
-LINEAR = {
+LINEAR_KERNELS = {
     backend.name: backend
     for backend in LINEAR_BACKENDS
-    if isinstance(backend, LinearBackend) and backend.name in NAMES
+    if isinstance(backend, KernelBackend) and backend.name in NAMES
 }
 LINEAR_OPTIONS = Options("relu", causal=False, normalize=False, eps=0.5)
 
@@ -123,16 +123,16 @@ def linear_inputs() -> Inputs:
     return Inputs._make(torch.randn(1, 1, 3, 4) for _ in Inputs._fields)
 
 
-@pytest.mark.parametrize("name", LINEAR)
+@pytest.mark.parametrize("name", LINEAR_KERNELS)
 def test_linear_operators_have_the_schemas_of_the_table(name: str) -> None:
-    schemas = operators.FORWARD, operators.BACKWARD, operators.STEPS
-    for operator, wanted in zip(linear_operators_of(LINEAR[name]), schemas, strict=True):
+    found = linear_operators_of(LINEAR_KERNELS[name])
+    for operator, wanted in zip(found, LINEAR.schemas, strict=True):
         assert str(operator._schema).partition("(")[2] == wanted.removeprefix("(")
 
 
 def test_linear_unpack_inverts_pack() -> None:
     x = linear_inputs()
-    got, options = operators.unpack(operators.pack(x, LINEAR_OPTIONS))
+    got, options = LINEAR.unpack(LINEAR.pack(x, LINEAR_OPTIONS))
     assert same_fields(got, x)
     assert options == LINEAR_OPTIONS
 
@@ -142,36 +142,36 @@ def test_unpack_backward_inverts_pack_backward() -> None:
     assert dS is not None
     assert o is not None
     assert normalizer is not None
-    call = BackwardCall(Cotangents(d_o, dS, dz), Saved(o, normalizer), x, LINEAR_OPTIONS, True)
-    got = operators.unpack_backward(operators.pack_backward(call))
+    call = BackwardCall(Cotangents(d_o, dS, dz), Saved(o, normalizer), x, LINEAR_OPTIONS, (True,))
+    got = LINEAR.unpack_backward(LINEAR.pack_backward(call))
     assert same_fields((*got.cotangents, *got.saved, *got.x), (d_o, dS, dz, o, normalizer, *x))
-    assert got[3:] == (LINEAR_OPTIONS, True)
+    assert got[3:] == (LINEAR_OPTIONS, (True,))
 
 
 def test_steps_have_the_defaults_of_other_fields() -> None:
     x = linear_inputs()
-    got, options = operators.unpack_steps(operators.pack_steps(x, LINEAR_OPTIONS))
+    got, options = LINEAR.unpack_steps(LINEAR.pack_steps(x, LINEAR_OPTIONS))
     assert same_fields(got, x._replace(cu_seqlens=None, key_start=None, key_end=None))
     assert options == LINEAR_OPTIONS._replace(causal=True)
 
 
 def test_other_arguments_than_those_of_the_table_are_refused() -> None:
-    arguments = operators.pack(linear_inputs(), LINEAR_OPTIONS)
+    arguments = LINEAR.pack(linear_inputs(), LINEAR_OPTIONS)
     for wrong in (arguments[:-1], (*arguments, None)):
         with pytest.raises(TypeError, match="Expected"):
-            operators.unpack(wrong)
+            LINEAR.unpack(wrong)
 
 
-@pytest.mark.parametrize("name", [name for name in LINEAR if name != "triton"])
-@pytest.mark.parametrize("field", [f.name for f in operators.FIELDS if "Tensor" in f.kind])
+@pytest.mark.parametrize("name", [name for name in LINEAR_KERNELS if name != "triton"])
+@pytest.mark.parametrize("field", [f.name for f in LINEAR.fields if "Tensor" in f.kind])
 def test_compiled_linear_operators_check_every_tensor(name: str, field: str) -> None:
     """The shape of the table is the one that is read. Operators of Triton trust their arguments."""
     q, k, v = torch.randn(2, 2, 5, 4), torch.randn(2, 1, 5, 4), torch.randn(2, 1, 5, 6)
     S, z, ends = torch.randn(2, 1, 4, 6), torch.rand(2, 1, 4), torch.tensor([3, 5])
     x = Inputs(q, k, v, -torch.rand(2, 1, 5), S, z, None, torch.zeros_like(ends), ends)
-    forward, *_ = linear_operators_of(LINEAR[name])
+    forward, *_ = linear_operators_of(LINEAR_KERNELS[name])
     options = Options("elu", causal=True, normalize=True, eps=1e-6)
-    o, _, *end = forward(*operators.pack(x, options))
+    o, _, *end = forward(*LINEAR.pack(x, options))
     mask = tk.Mask.padding(ends)
     state = tk.LinearState(S, z)
     expected, expected_end = tk.linear_attention(
@@ -182,7 +182,7 @@ def test_compiled_linear_operators_check_every_tensor(name: str, field: str) -> 
     given = getattr(x, field)
     wrong = torch.zeros(4) if given is None else given[..., None]
     with pytest.raises(RuntimeError, match=r"wrong shape|four dimensions|packed sequences"):
-        forward(*operators.pack(x._replace(**{field: wrong}), options))
+        forward(*LINEAR.pack(x._replace(**{field: wrong}), options))
     if given is not None:
         with pytest.raises(RuntimeError, match=r"wrong dtype|must be float16"):
-            forward(*operators.pack(x._replace(**{field: given.to(torch.int32)}), options))
+            forward(*LINEAR.pack(x._replace(**{field: given.to(torch.int32)}), options))

@@ -27,7 +27,7 @@ from tests.support.linear import (
 from tests.support.tiers import crossed, each
 from transformer_kernels.backends.triton.config import CHIPS
 from transformer_kernels.bench.tolerance import assert_same_function
-from transformer_kernels.linear.backends import LINEAR_BACKENDS, STEP_BACKENDS
+from transformer_kernels.linear.attention import LINEAR_BACKENDS, STEP_BACKENDS
 from transformer_kernels.linear.triton import TritonLinear, passes, tiles
 from transformer_kernels.linear.triton.kernels.arithmetic import rounded_to_tf32
 from transformer_kernels.linear.types import Inputs, Options

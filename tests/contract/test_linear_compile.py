@@ -14,14 +14,14 @@ import transformer_kernels as tk
 from tests.support.linear import LINEAR_NAMES, LINEAR_WAYS, linear_arguments, operators_of
 from tests.support.operators import assert_own_memory
 from transformer_kernels.bench.tolerance import assert_same_function
-from transformer_kernels.linear.backends import LINEAR_BACKENDS
-from transformer_kernels.linear.base import LinearBackend
+from transformer_kernels.linear.attention import LINEAR_BACKENDS
+from transformer_kernels.linear.backends import KernelBackend
 
 attend: Any = tk.linear_attention
 decode: Any = tk.linear_attention_decode
 attend_varlen: Any = tk.linear_attention_varlen
 
-WITH_OPERATORS = {b.name: b for b in LINEAR_BACKENDS if isinstance(b, LinearBackend)}
+WITH_OPERATORS = {b.name: b for b in LINEAR_BACKENDS if isinstance(b, KernelBackend)}
 OPERATORS = [
     (backend, dtype)
     for backend, dtype in LINEAR_WAYS

@@ -24,7 +24,8 @@ from tests.support import libraries
 from transformer_kernels.backends.native import cuda_support, extension
 from transformer_kernels.dispatch import fast_path
 from transformer_kernels.dispatch.operators import register_attention
-from transformer_kernels.linear.derivatives import register_linear
+from transformer_kernels.linear.attention import LINEAR
+from transformer_kernels.linear.registration import register_compiled
 
 
 def unavailable_reason() -> str | None:
@@ -131,7 +132,7 @@ def load(config: Emulation) -> str:
     """Builds the library and registers its operators. Returns their namespace."""
     torch.ops.load_library(build(config))
     register_attention(config.library)
-    register_linear(config.library)
+    register_compiled(LINEAR, config.library)
     _loaded.append(config.library)
     return config.library
 

@@ -19,8 +19,7 @@ from tests.support.linear_oracle import LinearPart, Results, allowed_errors
 from tests.support.masks import KeyRange, Sizes
 from tests.support.oracle import Bound, Rounding
 from transformer_kernels.functional.explain import explain
-from transformer_kernels.linear import operators
-from transformer_kernels.linear.backends import LINEAR_BACKENDS
+from transformer_kernels.linear.attention import LINEAR, LINEAR_BACKENDS
 from transformer_kernels.linear.types import FEATURE_MAPS, Inputs, Options
 from transformer_kernels.problem.types import accumulate_dtype
 
@@ -40,8 +39,8 @@ def widest(backend: str) -> torch.dtype:
 
 def linear_arguments(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> dict[str, Any]:
     """Arguments of the forward operators, by name in their order."""
-    names = (field.name for field in operators.FIELDS)
-    return dict(zip(names, operators.pack(Inputs(q, k, v), Options("elu")), strict=True)) | given
+    names = (field.name for field in LINEAR.fields)
+    return dict(zip(names, LINEAR.pack(Inputs(q, k, v), Options("elu")), strict=True)) | given
 
 
 def operators_of(backend: Any, device: str = "cpu") -> list[Any]:

@@ -67,12 +67,12 @@ def unpack_backward(rest: Sequence[Any]) -> tuple[Sequence[Any], list[str]]:
     ]
 
 
-def empty_like_layout(x: Tensor, width: int) -> Tensor:
-    """Allocates (B, H, L, width) with x's memory order of heads and sequence."""
-    B, H, L, _ = x.shape
+def empty_like_layout(x: Tensor, *width: int) -> Tensor:
+    """Allocates (B, H, L, *width) with x's memory order of heads and sequence."""
+    B, H, L, *_ = x.shape
     if x.stride(1) < x.stride(2):
-        return x.new_empty(B, L, H, width).transpose(1, 2)
-    return x.new_empty(B, H, L, width)
+        return x.new_empty(B, L, H, *width).transpose(1, 2)
+    return x.new_empty(B, H, L, *width)
 
 
 def register_fakes(namespace: str) -> None:

@@ -24,6 +24,10 @@ class AnyProblem(Protocol):
     def kind(self) -> str:
         """Its layout, such as "dense" or "varlen"."""
 
+    @property
+    def heads(self) -> tuple[int, int, int]:
+        """Numbers of the heads of q, k and v."""
+
 
 class Candidate(Protocol):
     """A backend for one kind of call."""
@@ -92,9 +96,10 @@ class Explanation:
 
     def __str__(self) -> str:
         p, kind = self.problem.shape, self.problem.kind
+        H_q, H_k, H_v = self.problem.heads
         lines = [
-            f"q ({p.B}, {p.H_q}, {p.M}, {p.D})  k ({p.B}, {p.H_kv}, {p.N}, {p.D})  "
-            f"v ({p.B}, {p.H_kv}, {p.N}, {p.D_v})  {p.dtype} on {p.device}"
+            f"q ({p.B}, {H_q}, {p.M}, {p.D})  k ({p.B}, {H_k}, {p.N}, {p.D})  "
+            f"v ({p.B}, {H_v}, {p.N}, {p.D_v})  {p.dtype} on {p.device}"
             + ("" if kind == "dense" else f"  ({kind})"),
             f"runs: {self.chosen} ({self.kernel})" if self.chosen else "runs: nothing",
         ]

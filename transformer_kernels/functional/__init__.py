@@ -2,6 +2,7 @@
 
 from .attention import attention
 from .decode import attention_decode
+from .delta_rule import gated_delta_rule, gated_delta_rule_step, gated_delta_rule_varlen
 from .explain import explain
 from .kv_cache import append_to_cache
 from .linear_attention import linear_attention
@@ -15,6 +16,9 @@ __all__ = [
     "attention_decode",
     "attention_varlen",
     "explain",
+    "gated_delta_rule",
+    "gated_delta_rule_step",
+    "gated_delta_rule_varlen",
     "linear_attention",
     "linear_attention_decode",
     "linear_attention_varlen",

@@ -16,9 +16,11 @@ from ..dispatch.choose import Explanation, explanation
 from ..dispatch.division import check_undivided
 from ..dispatch.gather import gathering
 from ..linear import checks as linear_checks
-from ..linear.backends import LINEAR_BACKENDS, STEP_BACKENDS
+from ..linear.attention import LINEAR_BACKENDS, STEP_BACKENDS
 from ..linear.checks import DENSE, PACKED, check_options, map_features
-from ..linear.types import LinearProblem
+from ..linear.delta import checks as delta_checks
+from ..linear.delta.backends import DELTA_BACKENDS
+from ..linear.family import FamilyProblem
 from ..problem.cache import cache_problem, check_no_gradient
 from ..problem.checks import check_learned_scale
 from ..problem.dense import dense_problem
@@ -27,6 +29,7 @@ from ..problem.pages import places_of_keys
 from ..problem.varlen import one_entry, varlen_problem
 from .attention import attention
 from .decode import attention_decode
+from .delta_rule import gated_delta_rule, gated_delta_rule_step, gated_delta_rule_varlen
 from .linear_attention import linear_attention
 from .linear_decode import linear_attention_decode
 from .linear_varlen import linear_attention_varlen
@@ -34,6 +37,12 @@ from .varlen import attention_varlen
 
 _LINEAR_OPTIONS = ("causal", "normalize", "eps")
 _LINEAR = (linear_attention, linear_attention_varlen, linear_attention_decode)
+_DELTA: dict[Any, Callable[..., FamilyProblem]] = {
+    gated_delta_rule: delta_checks.dense_problem,
+    gated_delta_rule_varlen: delta_checks.varlen_problem,
+    gated_delta_rule_step: delta_checks.step_problem,
+}
+_OPERATORS = (attention, attention_varlen, attention_decode, *_LINEAR, *_DELTA)
 
 
 def explain(
@@ -57,7 +66,8 @@ def explain(
         v: as for the operator: values, or a value cache.
         args: further positional arguments of the operator.
         operator: `attention`, `attention_varlen`, `attention_decode`, `linear_attention`,
-            `linear_attention_varlen` or `linear_attention_decode`.
+            `linear_attention_varlen`, `linear_attention_decode`, `gated_delta_rule`,
+            `gated_delta_rule_varlen` or `gated_delta_rule_step`.
         arguments: keyword arguments of the operator. `backend` is the only backend to consider,
             or "auto".
 
@@ -70,19 +80,16 @@ def explain(
         TypeError, ValueError: as for the operator if an argument is invalid.
         ValueError: the operator is none of these.
     """
-    if operator not in (attention, attention_varlen, attention_decode, *_LINEAR):
-        raise ValueError(
-            "operator must be attention, attention_varlen, attention_decode, linear_attention, "
-            f"linear_attention_varlen or linear_attention_decode, got {shown(operator)}"
-        )
+    if operator not in _OPERATORS:
+        *others, last = (each.__name__ for each in _OPERATORS)
+        raise ValueError(f"operator must be {', '.join(others)} or {last}, got {shown(operator)}")
     check_undivided("explain")
-    call = inspect.signature(operator).bind(q, k, v, *args, **arguments)
-    call.apply_defaults()
-    options = call.arguments
+    options = _bound(operator, q, k, v, *args, **arguments)
     general_path = _general_path(operator, options)
     backend = options.pop("backend")
-    if operator in _LINEAR:
-        return _explain_linear(operator, backend, options, general_path)
+    if operator not in _OPERATORS[:3]:
+        explain_as = _explain_delta if operator in _DELTA else _explain_linear
+        return explain_as(operator, backend, options, general_path)
     check_bool("return_lse", options.pop("return_lse"))
     decodes = operator is attention_decode
     if decodes and (type(backend) is not str or backend != "reference"):
@@ -112,6 +119,13 @@ def explain(
     return explanation(problem, backend, q, k, v, BACKENDS, general_path)
 
 
+def _bound(operator: Callable[..., Any], *args: Any, **arguments: Any) -> dict[str, Any]:
+    """Returns the arguments of a call by name, with the defaults of the operator."""
+    call = inspect.signature(operator).bind(*args, **arguments)
+    call.apply_defaults()
+    return call.arguments
+
+
 def _general_path(operator: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
     """The reason why a call takes the general path; "" if it takes the fast path."""
     if operator not in (attention, attention_decode):
@@ -138,11 +152,21 @@ def _explain_linear(
     dimensions = PACKED if operator is linear_attention_varlen else DENSE
     q, k, v = (options.pop(name) for name in "qkv")
     q, k, v = map_features(feature_map, q, k, v, dimensions)
-    makers: dict[Any, Callable[..., LinearProblem]] = {
+    makers: dict[Any, Callable[..., FamilyProblem]] = {
         linear_attention: linear_checks.dense_problem,
         linear_attention_varlen: linear_checks.varlen_problem,
         linear_attention_decode: linear_checks.decode_problem,
     }
     problem = makers[operator](q, k, v, options=checked, **options)
+    x = problem.inputs
     backends = STEP_BACKENDS if operator is linear_attention_decode else LINEAR_BACKENDS
-    return explanation(problem, backend, *problem.inputs[:3], backends, general_path)
+    return explanation(problem, backend, x.q, x.k, x.v, backends, general_path)
+
+
+def _explain_delta(
+    operator: Callable[..., Any], backend: str, options: dict[str, Any], general_path: str
+) -> Explanation:
+    check_bool("return_state", options.pop("return_state", False))
+    problem = _DELTA[operator](**options)
+    x = problem.inputs
+    return explanation(problem, backend, x.q, x.k, x.v, DELTA_BACKENDS, general_path)

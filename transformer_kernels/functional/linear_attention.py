@@ -9,9 +9,10 @@ from torch import Tensor
 from ..common.argument_checks import check_bool
 from ..common.overrides import is_overridden, overridden
 from ..dispatch.division import check_undivided
+from ..linear.attention import LINEAR_BACKENDS
 from ..linear.checks import check_options, dense_problem, map_features
 from ..linear.run import run
-from ..linear.types import FeatureMap, LinearState
+from ..linear.types import FeatureMap, LinearState, Results
 from ..masks.mask import Mask
 from .signatures import LinearOptions
 
@@ -112,5 +113,6 @@ def linear_attention(
     problem = dense_problem(
         q, k, v, options, mask=mask, log_decay=log_decay, initial_state=initial_state
     )
-    o, state = run(problem, backend)
-    return (o, state) if return_state else o
+    results: Results = run(problem, backend, LINEAR_BACKENDS)
+    state = LinearState(results.S, results.z)
+    return (results.o, state) if return_state else results.o

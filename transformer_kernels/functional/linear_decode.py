@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..common.overrides import is_overridden, overridden
 from ..dispatch.division import check_undivided
+from ..linear.attention import STEP_BACKENDS
 from ..linear.checks import check_options, decode_problem, map_features
 from ..linear.run import run_steps
 from ..linear.types import FeatureMap, LinearState
@@ -61,4 +62,5 @@ def linear_attention_decode(
     check_undivided("linear_attention_decode")
     options = check_options(feature_map, causal=True, normalize=normalize, eps=eps)
     q, k, v = map_features(feature_map, q, k, v)
-    return run_steps(decode_problem(q, k, v, state, options, log_decay=log_decay), backend)
+    problem = decode_problem(q, k, v, state, options, log_decay=log_decay)
+    return run_steps(problem, backend, STEP_BACKENDS)

@@ -9,9 +9,10 @@ from torch import Tensor
 from ..common.argument_checks import check_bool
 from ..common.overrides import is_overridden, overridden
 from ..dispatch.division import check_undivided
+from ..linear.attention import LINEAR_BACKENDS
 from ..linear.checks import PACKED, check_options, map_features, varlen_problem
 from ..linear.run import run
-from ..linear.types import FeatureMap, LinearState
+from ..linear.types import FeatureMap, LinearState, Results
 from .signatures import LinearVarlenOptions
 
 
@@ -112,6 +113,6 @@ def linear_attention_varlen(
     problem = varlen_problem(
         q, k, v, cu_seqlens, options, log_decay=log_decay, initial_state=initial_state
     )
-    o, state = run(problem, backend)
-    o = o.squeeze(0).transpose(0, 1)
-    return (o, state) if return_state else o
+    results: Results = run(problem, backend, LINEAR_BACKENDS)
+    o = results.o.squeeze(0).transpose(0, 1)
+    return (o, LinearState(results.S, results.z)) if return_state else o

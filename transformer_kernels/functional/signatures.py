@@ -43,6 +43,15 @@ class VarlenOptions(DecodeOptions, total=False):
     seed: int | Tensor | None
 
 
+class DeltaOptions(TypedDict, total=False):
+    """Options of `gated_delta_rule` and `gated_delta_rule_varlen`."""
+
+    scale: float | None
+    l2norm: bool
+    initial_state: Tensor | None
+    backend: str
+
+
 class LinearVarlenOptions(TypedDict, total=False):
     """Options of `linear_attention_varlen`."""
 

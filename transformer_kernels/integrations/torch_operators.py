@@ -15,7 +15,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from ..backends.schema import unpack_backward
 from ..common.namespace import NAMESPACE
-from ..linear.operators import unpack_backward as unpack_linear_backward
+from ..linear.attention import LINEAR
 from ..problem import unpack
 from ..problem.operations import (
     backward_operations,
@@ -59,7 +59,7 @@ def _linear_forward(*arguments: Any, out_val: Any) -> int:
 
 @_counts("linear_backward", "triton_linear_backward")
 def _linear_backward(*arguments: Any, out_val: Any) -> int:
-    return linear_backward_operations(*_linear_sizes(*unpack_linear_backward(arguments).x[:3]))
+    return linear_backward_operations(*_linear_sizes(*LINEAR.unpack_backward(arguments).x[:3]))
 
 
 @_counts("linear_steps", "triton_linear_steps")

@@ -1,16 +1,19 @@
-"""Linear attention: softmax replaced by a feature map, computed in chunks with a recurrent state.
+"""Recurrent operators: linear attention and its relatives, whose state has a fixed size.
 
-types.py        the validated call, the state, feature maps by name
-checks.py       validation
-reference.py    the chunked form in plain torch, which torch differentiates
-operators.py    schemas and fake implementations of the operators
-base.py         base class of a backend
-compiled.py     the cpu and cuda backends
-triton/         the triton backend
-autograd.py     gradients
-derivatives.py  derivatives and vmap of the operators
-backends.py     the reference backend, and all backends in order
-run.py          choice of the backend
+Of any of them, called a family:
+family.py        its tables of arguments: schemas, packing, fake implementations
+backends.py      classes of backends
+run.py           choice of the backend, gradients
+registration.py  what torch knows of the operators: derivatives, vmap
 
-docs/linear.md specifies the operator.
+Linear attention, where softmax is replaced by a feature map:
+types.py         its tensors, options and state; feature maps by name
+checks.py        validation
+reference.py     the chunked form in plain torch, which torch differentiates
+attention.py     its family, and its backends in order
+triton/          the triton backend
+
+delta/           the gated delta rule
+
+docs/linear.md specifies linear attention.
 """

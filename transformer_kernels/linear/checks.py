@@ -24,7 +24,8 @@ from ..problem.cache import check_no_gradient
 from ..problem.checks import check_mask_tensors, check_tensors
 from ..problem.types import accumulate_dtype
 from ..problem.varlen import check_cu_seqlens, one_entry, read_starts
-from .types import FEATURE_MAPS, FeatureMap, Inputs, LinearProblem, LinearState, Options
+from .family import FamilyProblem
+from .types import FEATURE_MAPS, FeatureMap, Inputs, LinearState, Options
 
 DENSE = ("batch", "heads", "length", "width")
 PACKED = ("length", "heads", "width")
@@ -82,7 +83,7 @@ def dense_problem(
     log_decay: Tensor | None,
     initial_state: LinearState | None,
     state_name: str = "initial_state",
-) -> LinearProblem:
+) -> FamilyProblem:
     """Returns the call of `linear_attention` with checked q, k and v, whose features are mapped."""
     shape = shape_of(q, k, v)
     if options.causal and shape.M != shape.N:
@@ -92,7 +93,7 @@ def dense_problem(
     key_start, key_end = _key_range(mask, shape)
     decay = _check_decay(log_decay, options, q, (shape.B, shape.H_kv, shape.N))
     S, z = _check_state(state_name, initial_state, shape)
-    return LinearProblem(shape, Inputs(q, k, v, decay, S, z, None, key_start, key_end), options)
+    return FamilyProblem(shape, Inputs(q, k, v, decay, S, z, None, key_start, key_end), options)
 
 
 def varlen_problem(
@@ -104,17 +105,13 @@ def varlen_problem(
     *,
     log_decay: Tensor | None,
     initial_state: LinearState | None,
-) -> LinearProblem:
+) -> FamilyProblem:
     """Returns the call of `linear_attention_varlen`, like `dense_problem`."""
     if q.shape[0] != k.shape[0]:
         raise ValueError(
             f"q and k must share the length, got q {tuple(q.shape)}, k {tuple(k.shape)}"
         )
-    cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, q.device)
-    if q.shape[0] >= 1 << 31:
-        raise ValueError(f"q must have fewer than 2^31 rows, got {q.shape[0]}")
-    if values_are_readable(cu_seqlens):
-        read_starts("cu_seqlens", cu_seqlens, q.shape[0], "q")
+    cu_seqlens, _ = check_offsets(cu_seqlens, q)
     if isinstance(log_decay, Tensor) and log_decay.dim() == 2:
         log_decay = log_decay.mT[None]  # (1, H_kv, total), as in a dense call
     q, k, v = one_entry(q), one_entry(k), one_entry(v)
@@ -122,8 +119,21 @@ def varlen_problem(
     decay = _check_decay(log_decay, options, q, (1, shape.H_kv, shape.N))
     shape = shape._replace(B=cu_seqlens.shape[0] - 1)
     S, z = _check_state("initial_state", initial_state, shape)
-    offsets = cu_seqlens.to(torch.int32).contiguous()
-    return LinearProblem(shape, Inputs(q, k, v, decay, S, z, offsets), options)
+    return FamilyProblem(shape, Inputs(q, k, v, decay, S, z, cu_seqlens), options)
+
+
+def check_offsets(cu_seqlens: Tensor, q: Tensor) -> tuple[Tensor, int | None]:
+    """Returns the offsets of packed rows of q in int32, and the end of the last sequence.
+
+    The end is None where values are not read; else they are checked.
+    """
+    cu_seqlens = check_cu_seqlens("cu_seqlens", cu_seqlens, q.device)
+    if q.shape[0] >= 1 << 31:
+        raise ValueError(f"q must have fewer than 2^31 rows, got {q.shape[0]}")
+    end = None
+    if values_are_readable(cu_seqlens):
+        *_, end = read_starts("cu_seqlens", cu_seqlens, q.shape[0], "q")
+    return cu_seqlens.to(torch.int32).contiguous(), end
 
 
 def decode_problem(
@@ -134,7 +144,7 @@ def decode_problem(
     options: Options,
     *,
     log_decay: Tensor | None,
-) -> LinearProblem:
+) -> FamilyProblem:
     """Returns the call of `linear_attention_decode`, like `dense_problem`."""
     if state is None:
         raise TypeError("state must be a LinearState (S, z), got None")

@@ -7,73 +7,61 @@ the same (the tests compare both) in a sixty-fourth of the steps.
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
 from ..common.argument_checks import values_are_readable
 from ..problem.types import accumulate_dtype
-from .types import CHUNK, FEATURE_MAPS, Inputs, LinearState, Options
+from .packed import by_sequence, inside
+from .types import CHUNK, FEATURE_MAPS, Inputs, LinearState, Options, Results
 
 SMALLEST_LOG_DECAY = {torch.float32: -200.0, torch.float64: -800.0}
 """exp() of these is 0, also as a factor of the largest number. Smaller ones, such as -inf, count as
 these: differences of their sums are finite. As kSmallestLogDecay in csrc/cpu/linear/decay.h."""
 
 
-def reference_linear_attention(x: Inputs, options: Options) -> tuple[Tensor, LinearState]:
-    """Returns o and the final state by the formulas of docs/linear.md."""
+def reference_linear_attention(x: Inputs, options: Options) -> Results:
+    """Returns o and the final state by the formulas of docs/linear.md. The normalizer is 0."""
+    o, *state = _outputs(x, options)
+    normalizer = x.q.shape[:3] if options.normalize else (0,)
+    return Results(o, o.new_zeros(normalizer, dtype=accumulate_dtype(o.dtype)), *state)
+
+
+def _outputs(x: Inputs, options: Options) -> tuple[Tensor, ...]:
     if x.cu_seqlens is None:
         return _dense(x, options)
     if not values_are_readable(x.cu_seqlens):
         return _together(x, x.cu_seqlens, options)
-    starts = x.cu_seqlens.tolist()
-    outputs, states = [], []
-    for b, (first, end) in enumerate(pairwise(starts)):
-        rows, entry = slice(first, end), slice(b, b + 1)
-        q, k, v = (t[:, :, rows] for t in x[:3])
-        decay = None if x.log_decay is None else x.log_decay[:, :, rows]
-        S, z = (None if t is None else t[entry] for t in (x.S, x.z))
-        o, state = _dense(Inputs(q, k, v, decay, S, z), options)
-        outputs.append(o)
-        states.append(state)
-    H_q, D_v = x.q.shape[1], x.v.shape[3]
-    padding = x.q.new_zeros(1, H_q, x.q.shape[2] - starts[-1], D_v)
-    if not states:
-        return padding, initial_state(x, batch=0)
-    S, z = (torch.cat(parts) for parts in zip(*states, strict=True))
-    return torch.cat([*outputs, padding], dim=2), LinearState(S, z)
+    return by_sequence(x, lambda one: _dense(one, options))
 
 
-def _together(x: Inputs, cu_seqlens: Tensor, options: Options) -> tuple[Tensor, LinearState]:
-    """Runs every sequence over the rows of all, in S times the memory: no length is read."""
-    starts, ends = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
-    row = torch.arange(x.q.shape[2], device=x.q.device)
-    inside = (row >= starts[:, None]) & (row < ends[:, None])  # (S, total)
-    q = x.q.masked_fill(~inside[:, None, :, None], 0)
+def _together(x: Inputs, cu_seqlens: Tensor, options: Options) -> tuple[Tensor, ...]:
+    """Runs every sequence over the rows of all, in B times the memory: no length is read."""
+    outside = ~inside(x)
+    q = x.q.masked_fill(outside, 0)
     k, v, decay = (None if t is None else t.expand(len(q), *t.shape[1:]) for t in x[1:4])
     assert k is not None
     assert v is not None
-    o, state = _dense(Inputs(q, k, v, decay, x.S, x.z, None, starts, ends), options)
-    return o.masked_fill(~inside[:, None, :, None], 0).sum(0, keepdim=True), state
+    starts, ends = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
+    o, *state = _dense(Inputs(q, k, v, decay, x.S, x.z, None, starts, ends), options)
+    return o.masked_fill(outside, 0).sum(0, keepdim=True), *state
 
 
-def initial_state(x: Inputs, batch: int) -> LinearState:
+def _initial_state(x: Inputs) -> LinearState:
     """The initial state of a call; zeros if it has none."""
     if x.S is not None and x.z is not None:
         return LinearState(x.S, x.z)
-    H_kv, D, D_v = x.k.shape[1], x.k.shape[3], x.v.shape[3]
+    B, H_kv, _, D = x.k.shape
     dtype = accumulate_dtype(x.q.dtype)
-    return LinearState(
-        x.q.new_zeros(batch, H_kv, D, D_v, dtype=dtype), x.q.new_zeros(batch, H_kv, D, dtype=dtype)
-    )
+    S = x.q.new_zeros(B, H_kv, D, x.v.shape[3], dtype=dtype)
+    return LinearState(S, x.q.new_zeros(B, H_kv, D, dtype=dtype))
 
 
-def _dense(x: Inputs, options: Options) -> tuple[Tensor, LinearState]:
+def _dense(x: Inputs, options: Options) -> tuple[Tensor, ...]:
     """The heads of q that share a key head are a dimension of their own, after that of k."""
     dtype = accumulate_dtype(x.q.dtype)
     phi = FEATURE_MAPS[options.feature_map]
-    B, H_kv, N, _ = x.k.shape
+    _, H_kv, N, _ = x.k.shape
     q = phi(x.q.to(dtype)).unflatten(1, (H_kv, -1))
     k, v, decay = x.k, x.v, x.log_decay
     if x.key_end is not None:
@@ -86,13 +74,13 @@ def _dense(x: Inputs, options: Options) -> tuple[Tensor, LinearState]:
         decay = None if decay is None else decay.masked_fill(hidden, 0)
     else:
         k, v = phi(k.to(dtype)), v.to(dtype)
-    state = initial_state(x, B)
+    state = _initial_state(x)
     if options.causal:
         o, state = _causal(q, k, v, decay, state, options)
     else:
         S, z = state.S + k.mT @ v, state.z + k.sum(-2)
         o, state = _attend(q, S, z, options), LinearState(S, z)
-    return o.flatten(1, 2).to(x.q.dtype), state
+    return o.flatten(1, 2).to(x.q.dtype), *state
 
 
 def _attend(q: Tensor, S: Tensor, z: Tensor, options: Options) -> Tensor:

@@ -1,15 +1,13 @@
-"""The validated call of linear attention, its tensors and its state."""
+"""Tensors, options, results and state of linear attention. Annotations are rows of its table of
+fields, see `linear.family`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-from ..problem import Shape
 
 FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "elu": lambda x: torch.nn.functional.elu(x) + 1.0,
@@ -38,10 +36,8 @@ class LinearState(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Tensors of a call. Annotations give shapes and operators: see `linear.operators`.
-
-    `entries` is B; with cu_seqlens it is 1, and the entry holds the rows of all sequences.
-    """
+    """Tensors of a call. `entries` is B; with cu_seqlens it is 1, and the entry holds the rows of
+    all sequences."""
 
     q: Annotated[Tensor, "(entries, H_q, M, D)", "passes steps"]
     k: Annotated[Tensor, "(entries, H_kv, N, D)", "passes steps"]
@@ -63,7 +59,7 @@ _NUMBERS = {name: number for number, name in enumerate(FEATURE_MAPS)}
 
 
 class Options(NamedTuple):
-    """Options of a call that are no tensors. Annotations as in `Inputs`."""
+    """Options of a call that are no tensors."""
 
     feature_map: Annotated[str, "", "passes steps"]
     normalize: Annotated[bool, "", "passes steps"] = True
@@ -81,20 +77,6 @@ class Options(NamedTuple):
         return cls(list(FEATURE_MAPS)[index], *rest)
 
 
-@dataclass(frozen=True, eq=False)
-class LinearProblem:
-    """One validated call."""
-
-    shape: Shape
-    """B counts sequences; M and N count rows of q and k, of all sequences if they are packed."""
-    inputs: Inputs
-    options: Options
-
-    @property
-    def kind(self) -> str:
-        return "dense" if self.inputs.cu_seqlens is None else "varlen"
-
-
 class Results(NamedTuple):
     """Results of a forward pass."""
 
@@ -109,7 +91,7 @@ class Results(NamedTuple):
 
 
 class Cotangents(NamedTuple):
-    """Gradients of the results of a forward pass; None is zero. Annotations as in `Inputs`."""
+    """Gradients of the results of a forward pass; None is zero."""
 
     d_o: Annotated[Tensor, "(entries, H_q, M, D_v)", "backward"]
     dS_end: Annotated[Tensor | None, "(B, H_kv, D, D_v)", "backward"]  # noqa: N815
@@ -132,27 +114,3 @@ class Gradients(NamedTuple):
     log_decay: Tensor | None
     S: Tensor | None
     z: Tensor | None
-
-    def outputs(self) -> tuple[Tensor, ...]:
-        """Returns the outputs of a backward operator: without elements in place of None."""
-        return tuple(self.q.new_empty(0) if x is None else x for x in self)
-
-
-DIFFERENTIABLE = len(Gradients._fields)
-"""The first fields of `Inputs`, which have gradients."""
-
-
-class BackwardCall(NamedTuple):
-    """Arguments of a backward pass."""
-
-    cotangents: Cotangents
-    saved: Saved
-    x: Inputs
-    options: Options
-    log_decay_needs_grad: bool
-
-    def gradients(self, outputs: Sequence[Tensor]) -> Gradients:
-        """The outputs of a backward operator; those that are not wanted become None."""
-        wanted = (self.log_decay_needs_grad, self.x.S is not None, self.x.z is not None)
-        optional = zip(outputs[3:], wanted, strict=True)
-        return Gradients(*outputs[:3], *(g if wants else None for g, wants in optional))

@@ -31,28 +31,34 @@ def check_tensors(
     """
     key_dimensions = dimensions if key_dimensions is None else key_dimensions
     named = ((names[0], q), (names[1], k), (names[2], v))
-    its_dimensions = dimensions
-    for name, x in named:
-        check_tensor(name, x, DTYPES)
-        if x.dim() != len(its_dimensions):
-            raise ValueError(
-                f"{name} must be ({', '.join(its_dimensions)}), got shape {tuple(x.shape)}"
-            )
-        if x.dtype != q.dtype:
-            raise TypeError(
-                f"{_listed(names)} must share a dtype, got {name} {x.dtype}, {names[0]} {q.dtype}"
-            )
-        if x.device != q.device:
-            raise ValueError(
-                f"{_listed(names)} must be on one device, got {name} on {x.device}, "
-                f"{names[0]} on {q.device}"
-            )
-        its_dimensions = key_dimensions
-    check_storage(named)
+    check_alike(named, (dimensions, key_dimensions, key_dimensions))
     rule = broken_shape_rule(q.shape, k.shape, v.shape, key_dimensions, names)
     if rule is not None:
         shapes = (f"{name} {tuple(x.shape)}" for name, x in named)
         raise ValueError(f"{rule}, got {', '.join(shapes)}")
+
+
+def check_alike(named: Sequence[tuple[str, Tensor]], dimensions: Sequence[tuple[str, ...]]) -> None:
+    """Raises unless tensors, given with their names, have these dimensions, the dtype and device of
+    the first one, and valid storage."""
+    first, x = named[0]
+    names = [name for name, _ in named]
+    for (name, other), its_dimensions in zip(named, dimensions, strict=True):
+        check_tensor(name, other, DTYPES)
+        if other.dim() != len(its_dimensions):
+            raise ValueError(
+                f"{name} must be ({', '.join(its_dimensions)}), got shape {tuple(other.shape)}"
+            )
+        if other.dtype != x.dtype:
+            raise TypeError(
+                f"{_listed(names)} must share a dtype, got {name} {other.dtype}, {first} {x.dtype}"
+            )
+        if other.device != x.device:
+            raise ValueError(
+                f"{_listed(names)} must be on one device, got {name} on {other.device}, "
+                f"{first} on {x.device}"
+            )
+    check_storage(named)
 
 
 def broken_shape_rule(

@@ -3,7 +3,7 @@
 `ScoreOptions`, `ResolvedMask` and `Layout` declare the rows. The schemas of the operators, their
 fake implementations, and the packing and unpacking of a problem derive from the table.
 csrc/common/fields.h is the same table for C++; tests/contract/test_fields.py compares them.
-linear/operators.py makes the tables of linear attention in the same way.
+linear/family.py makes the tables of linear attention in the same way.
 """
 
 from __future__ import annotations

@@ -68,6 +68,10 @@ class Problem:
         return self.layout.kind
 
     @property
+    def heads(self) -> tuple[int, int, int]:
+        return self.shape.H_q, self.shape.H_kv, self.shape.H_kv
+
+    @property
     def scale(self) -> float:
         scale = self.scores.scale
         return 1.0 / math.sqrt(self.shape.D) if scale is None else scale

@@ -30,7 +30,8 @@ from tests.support.decode_cases import DECODE_CASES
 from tests.support.linear import LINEAR_CASES, steps_case
 from tests.support.varlen_cases import VARLEN_CASES
 from transformer_kernels.dispatch.operators import register_attention
-from transformer_kernels.linear.derivatives import register_linear
+from transformer_kernels.linear.attention import LINEAR
+from transformer_kernels.linear.registration import register_compiled
 
 RACE_CHECKED = Emulation(races=True)
 STEPS = "steps"
@@ -136,7 +137,7 @@ def _send_outcomes(sender: Connection, library: str, mutant: Mutant) -> None:
     """Loads the library, and sends one line for each case and schedule."""
     torch.ops.load_library(library)
     register_attention(RACE_CHECKED.library)
-    register_linear(RACE_CHECKED.library)
+    register_compiled(LINEAR, RACE_CHECKED.library)
     emulator.emulate(RACE_CHECKED.library)
     operators = getattr(torch.ops, RACE_CHECKED.library)
     operators.report_races(True)

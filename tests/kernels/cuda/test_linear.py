@@ -14,7 +14,7 @@ from tests.support.backends import NOT_EMULATED
 from tests.support.case import assert_case, named
 from tests.support.linear import LINEAR_CASES, LinearCase, linear_arguments, operators_of
 from tests.support.operators import operators_run_by
-from transformer_kernels.linear.compiled import CudaLinear
+from transformer_kernels.linear.attention import LINEAR, CudaLinear
 
 if NOT_EMULATED is not None:
     pytest.skip(f"kernels cannot be emulated: {NOT_EMULATED}", allow_module_level=True)
@@ -106,7 +106,7 @@ def test_packed_sequences_and_steps_have_no_races(width: int) -> None:
 
 def test_the_operator_checks_the_width() -> None:
     x = torch.zeros(1, 1, 3, 257)
-    forward, *_ = operators_of(CudaLinear())
+    forward, *_ = operators_of(CudaLinear(LINEAR))
     with pytest.raises(RuntimeError, match="rows are wider than the widest tile, 256"):
         forward(*linear_arguments(x, x, x).values())
 

@@ -28,8 +28,9 @@ from transformer_kernels import (
 from transformer_kernels.backends.triton import launch, target
 from transformer_kernels.backends.triton.compile_report import Driver, compile_for
 from transformer_kernels.backends.triton.config import CHIPS
+from transformer_kernels.linear.family import BackwardCall
 from transformer_kernels.linear.triton import launch as linear_launch
-from transformer_kernels.linear.types import BackwardCall, Cotangents, Inputs, Options
+from transformer_kernels.linear.types import Cotangents, Inputs, Options
 from transformer_kernels.linear.types import Saved as LinearSaved
 from transformer_kernels.masks.constraints import Align
 from transformer_kernels.problem import Problem, Saved
@@ -136,7 +137,7 @@ def run_linear(
     options = Options(feature_map, normalize, 1e-6, causal)
     o, normalizer, S, z = linear_launch.forward(x, options)
     cotangents, saved = Cotangents(q, S, z), LinearSaved(o, normalizer)
-    linear_launch.backward(BackwardCall(cotangents, saved, x, options, needs_grad))
+    linear_launch.backward(BackwardCall(cotangents, saved, x, options, (needs_grad,)))
 
 
 def run_linear_steps() -> None:

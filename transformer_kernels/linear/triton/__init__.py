@@ -4,7 +4,6 @@ kernels/      the Triton kernels
 tiles.py      chunk and slice for each chip, precision and width
 call.py       one call: tensors, sizes, segments, memory
 launch.py     host side of a forward pass, a backward pass and steps
-operators.py  torch operators
 backend.py    interface to dispatch
 report.py     offline compilation of every tile
 

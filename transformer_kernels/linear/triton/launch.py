@@ -13,7 +13,8 @@ from torch import Tensor
 from ...backends.triton.kernels.arguments import contiguous, rows
 from ...backends.triton.launch import as_rows
 from ...backends.triton.launch import launch as launch_kernel
-from ..types import BackwardCall, Gradients, Inputs, Options, Results
+from ..family import BackwardCall
+from ..types import Gradients, Inputs, Options, Results
 from .kernels.arguments import States, Statistics
 from .kernels.decay import decay_gradient_kernel
 from .kernels.scan import scan_kernel
@@ -72,7 +73,7 @@ def forward(x: Inputs, options: Options) -> Results:
 
 
 def backward(given: BackwardCall) -> Gradients:
-    (do, *d_end), saved, x, options, log_decay_needs_grad = given
+    (do, *d_end), saved, x, options, (log_decay_needs_grad,) = given
     call = prepare(x, options, log_decay_needs_grad=log_decay_needs_grad)
     q, k, v = call.x[:3]
     do, statistics = as_rows(do), NO_STATISTICS

@@ -8,7 +8,8 @@ import torch
 
 from ...backends.triton.compile_report import Constants, Suite
 from ...backends.triton.config import Chip
-from ..types import BackwardCall, Cotangents, Inputs, Options, Saved
+from ..family import BackwardCall
+from ..types import Cotangents, Inputs, Options, Saved
 from . import launch, tiles
 from .kernels.arguments import Sizes
 
@@ -25,8 +26,8 @@ def _launch_all(dtype: torch.dtype, columns: int) -> None:
     for decay in decays:
         x = Inputs(q, k, v, decay)
         o, normalizer, S, z = launch.forward(x, options)
-        saved, needs_grad = Saved(o, normalizer), decay is not None
-        launch.backward(BackwardCall(Cotangents(q, None, None), saved, x, options, needs_grad))
+        saved, flags = Saved(o, normalizer), (decay is not None,)
+        launch.backward(BackwardCall(Cotangents(q, None, None), saved, x, options, flags))
         launch.steps(x._replace(S=S, z=z), options)
 
 
