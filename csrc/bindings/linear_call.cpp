@@ -56,13 +56,6 @@ struct Reader {
   }
 };
 
-// (B, H_kv, N) as (B, H_kv, N, 1).
-Strided strided_decay(const View& x) {
-  Strided s{x.data, {}};
-  for (int64_t d = 0; d < 3; ++d) s.stride[d] = x.is_empty() || x.size[d] == 1 ? 0 : x.stride[d];
-  return s;
-}
-
 Tensor no_elements(ScalarType dtype, const Device& device) {
   return empty(std::array<int64_t, 1>{0}, dtype, device);
 }
@@ -124,7 +117,7 @@ LinearCall::LinearCall(LinearArguments given)
 #undef TK_SIZES
 #undef TK_NUMBER
 #undef TK_TENSOR
-  if (log_decay) p.log_decay = strided_decay(log_decay);
+  if (log_decay) p.log_decay = strided(log_decay);
   p.initial = {S.data, z.data};
   p.cu_seqlens = static_cast<const int32_t*>(cu_seqlens.data);
   p.key_start = static_cast<const int64_t*>(key_start.data);

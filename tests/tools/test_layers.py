@@ -40,7 +40,7 @@ C_LAYERS = (
     {"bindings"},
     {"bindings/fast_path"},
     {"cpu/driver"},
-    {"cpu/attention", "cpu/linear"},
+    {"cpu/attention", "cpu/conv", "cpu/linear"},
     {"cpu/engine"},
     {"cuda"},
     {"cuda/sm80", "cuda/sm90", "cuda/linear"},

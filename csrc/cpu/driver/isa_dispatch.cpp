@@ -18,6 +18,7 @@ namespace {
 struct Candidate {
   const Kernels* kernels;
   const LinearKernels* linear;
+  const ConvKernels* conv;
   bool (*runs_here)();
 };
 
@@ -65,15 +66,15 @@ bool has_amx() { return has_avx512() && has_amx_bf16(); }
 
 // In ascending order of preference; the names are those of the namespaces in kernels.h.
 const Candidate kCandidates[] = {
-    {&portable::kKernels, &portable::kLinearKernels, [] { return true; }},
+    {&portable::kKernels, &portable::kLinearKernels, &portable::kConvKernels, [] { return true; }},
 #if defined(TK_HAVE_AVX2)
-    {&avx2::kKernels, &avx2::kLinearKernels, has_avx2},
+    {&avx2::kKernels, &avx2::kLinearKernels, &avx2::kConvKernels, has_avx2},
 #endif
 #if defined(TK_HAVE_AVX512)
-    {&avx512::kKernels, &avx512::kLinearKernels, has_avx512},
+    {&avx512::kKernels, &avx512::kLinearKernels, &avx512::kConvKernels, has_avx512},
 #endif
 #if defined(TK_HAVE_AMX)
-    {&amx::kKernels, &amx::kLinearKernels, has_amx},
+    {&amx::kKernels, &amx::kLinearKernels, &amx::kConvKernels, has_amx},
 #endif
 };
 
@@ -120,6 +121,8 @@ std::vector<std::string> built_isas() {
 const Kernels& kernels() { return *chosen().kernels; }
 
 const LinearKernels& linear_kernels() { return *chosen().linear; }
+
+const ConvKernels& conv_kernels() { return *chosen().conv; }
 
 std::string isa() { return kernels().name; }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cpu/attention/kernels.h"
+#include "cpu/conv/kernels.h"
 #include "cpu/linear/kernels.h"
 
 namespace tk::cpu {
@@ -23,6 +24,7 @@ std::vector<std::string> built_isas();
 // The kernels in use: the forced ones, else the best that this CPU supports.
 const Kernels& kernels();
 const LinearKernels& linear_kernels();
+const ConvKernels& conv_kernels();
 std::string isa();
 
 // Forces one of built_isas() until the next call; "auto" restores the default. Throws
