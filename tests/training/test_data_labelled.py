@@ -13,6 +13,7 @@ import torch
 
 from tests.support.tiers import each
 from transformer_kernels.training.data import (
+    Associations,
     Copies,
     Fact,
     LabelledTexts,
@@ -338,3 +339,34 @@ def test_name_and_digest_tell_the_sizes() -> None:
 def test_invalid_sizes_raise_value_error(context: int, vocabulary: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Copies(context, vocabulary)
+
+
+def test_a_text_is_keys_with_their_values_and_again_in_another_order() -> None:
+    """13 tokens: 6 keys and 7 values; some of the keys are in none of the texts."""
+    data = Associations(context=16, vocabulary=13)
+    tokens = data.draw(200, torch.Generator().manual_seed(0))["tokens"]
+    assert data.name == "random texts of 4 keys and values"
+    assert tokens.shape == (200, 16)
+    halves = tokens.view(200, 2, 4, 2).tolist()
+    for told, asked in halves:
+        assert sorted(told) == sorted(asked)
+        assert len({key for key, _ in told}) == 4
+    keys, values = tokens[:, ::2], tokens[:, 1::2]
+    assert set(keys.unique().tolist()) == set(range(6))
+    assert set(values.unique().tolist()) == set(range(6, 13))
+    assert 5 < sum(told == asked for told, asked in halves) < 15  # of 200 / 4!: one in 24
+
+
+@each(
+    ("context", "vocabulary", "message"),
+    [
+        (14, 12, "context must be a multiple of 4, got 14"),
+        (28, 13, "vocabulary must be at least 14, twice the number of keys in a text, got 13"),
+        (16, 10, "vocabulary must be at least 11, got 10"),
+    ],
+)
+def test_invalid_sizes_of_associations_raise_value_error(
+    context: int, vocabulary: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Associations(context, vocabulary)

@@ -77,7 +77,7 @@ def _generate_options(parser: argparse.ArgumentParser) -> None:
         "--prompt", default="\n", metavar="TEXT",
         help="text to continue (default: a line break); a model only sees the last tokens of the "
         "text, as many as its context, a Transformer-XL those in its memory, and a Linear "
-        "Transformer all of them",
+        "Transformer or a Gated DeltaNet all of them",
     )
     number = partial(add_number, parser)
     number("--length", default=500,
@@ -243,7 +243,7 @@ def _evaluate_options(parser: argparse.ArgumentParser) -> None:
     number("--lanes", help=f"number of lanes (default: {_LANES})")
     number("--bytes",
            help="most bytes to read, rounded to whole segments of all lanes (default: all)")
-    number("--examples", help=f"number of held-out examples to copy (default: {_EXAMPLES})")
+    number("--examples", help=f"number of held-out examples (default: {_EXAMPLES})")
     parser.add_argument("--device", default="cpu", metavar="NAME",
                         help="torch device (default: cpu)")
     # fmt: on
@@ -328,9 +328,10 @@ _USES = {
         description="Prints the bits per byte of a model on the held-out part of a text, its last "
         "tenth. The part is cut into lanes, which are read side by side, segment by segment. A "
         "Transformer-XL carries memories along its lanes; their length may differ from that in "
-        "training. Segments of a Sparse Transformer, a Reformer or a Linear Transformer may be "
-        "longer than its context. For a checkpoint of `train reformer-copy` or `linear-copy`, "
-        "prints the share of symbols that are copied right in held-out examples.",
+        "training. Segments of a Sparse Transformer, a Reformer, a Linear Transformer or a Gated "
+        "DeltaNet may be longer than its context. For a checkpoint of a task of random texts, such "
+        "as `train linear-copy`, prints the share of symbols that are predicted right in held-out "
+        "examples.",
         add_options=_evaluate_options,
         run=_evaluate,
     ),
