@@ -133,7 +133,7 @@ class GatedDeltaRuleAttention(AttentionLayer):
             with torch.no_grad():
                 o = self._delta_rule(x, gates, state)
         gate = split_heads(self.output_gate(x), self.heads)
-        return self._out_proj(self.norm(o) * silu(gate))
+        return self._out_proj(self.norm(o.to(self.norm.weight)) * silu(gate))
 
     def _delta_rule(
         self, x: Tensor, gates: tuple[Tensor, Tensor], state: DeltaState | None
