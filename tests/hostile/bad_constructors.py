@@ -1,5 +1,5 @@
-"""Bad arguments of linear attention, of the adapter for xFormers, and of the constructors of masks
-and biases."""
+"""Bad arguments of linear attention, of the gated delta rule, of the adapter for xFormers, and of
+the constructors of masks and biases."""
 
 from __future__ import annotations
 
@@ -49,6 +49,11 @@ PagedMask = xformers.attn_bias.PagedBlockDiagonalPaddedKeysMask
 BIAS = xformers.BlockDiagonalMask.from_seqlens([2, 3], device="cpu")
 CACHED = CacheMask.from_seqlens([2, 3], 3, [2, 3], device="cpu")
 STATE = tk.LinearState(torch.zeros(B, H_kv, D, D_v), torch.zeros(B, H_kv, D))
+H_v = 2 * H_kv
+DELTA = {
+    "q": rand(B, H_kv, N, D), "k": rand(B, H_kv, N, D), "v": rand(B, H_v, N, D_v),
+    "log_decay": torch.zeros(B, H_v, N), "beta": torch.ones(B, H_v, N),
+}  # fmt: skip
 VALID: Valid = {
     "linear_attention": (
         tk.linear_attention,
@@ -62,6 +67,17 @@ VALID: Valid = {
     ),
     "linear_attention_decode": (
         tk.linear_attention_decode, {"q": rand(B, H_q, 2, D), **NEW, "state": STATE},
+    ),
+    "gated_delta_rule": (tk.gated_delta_rule, DELTA),
+    "gated_delta_rule_varlen": (
+        tk.gated_delta_rule_varlen,
+        {
+            **{name: x[0].transpose(0, 1) for name, x in DELTA.items()},
+            "cu_seqlens": torch.tensor([0, 2, 4]),
+        },
+    ),
+    "gated_delta_rule_step": (
+        tk.gated_delta_rule_step, {**DELTA, "state": torch.zeros(B, H_v, D, D_v)},
     ),
     "memory_efficient_attention": (
         xformers.memory_efficient_attention,
@@ -160,6 +176,50 @@ LINEAR_DECODE = [
     value_error("because linear_attention_decode has no", q=rand(B, H_q, 2, D).requires_grad_()),
     value_error("as many queries as keys", q=rand(B, H_q, 1, D)),
     value_error("eps must be greater than 0", eps=-1),
+]
+_DELTA = [
+    type_error("q must be", q=None),
+    type_error("share a dtype", v=rand(B, H_v, N, D_v).double()),
+    value_error("q must be (batch, heads, length, width)", q=rand(H_kv, N, D)),
+    value_error("q and k must have the same shape", k=rand(B, H_kv, N, D + 1)),
+    value_error("share the batch size and the length", v=rand(B, H_v, N + 1, D_v)),
+    value_error("v's heads must be a positive multiple of k's", v=rand(B, H_v + 1, N, D_v)),
+    value_error("D and D_v must be at least 1", v=rand(B, H_v, N, 0)),
+    type_error("log_decay must be a tensor, got float", log_decay=0.5),
+    type_error("log_decay must be float32, got torch.float64", log_decay=rand(B, H_v, N).double()),
+    value_error("log_decay must be (2, 4, 5) or", log_decay=rand(B, H_v, N + 1)),
+    value_error("log_decay must be (2, 4, 5) or", log_decay=rand(B, H_v, N, D + 1)),
+    value_error("log_decay must be at most 0, ..., got 2", log_decay=torch.full((B, H_v, N), 2.0)),
+    type_error("beta must be a tensor, got NoneType", beta=None),
+    type_error("beta must be float32, got torch.float16", beta=rand(B, H_v, N).half()),
+    value_error("beta must be (2, 4, 5), got shape (2, 4)", beta=rand(B, H_v)),
+    value_error("beta is on meta, q is on cpu", beta=torch.ones(B, H_v, N, device="meta")),
+    value_error("scale must be finite", scale=math.inf),
+    type_error("scale must be a number", scale="1"),
+    type_error("l2norm must be True or False, got 1", l2norm=1),
+    value_error("backend must be one of 'auto', 'cpu'..., 'triton'", backend="cuda"),
+]
+DELTA_RULE = [
+    *_DELTA,
+    type_error("return_state must be True or False", return_state=1),
+    type_error("initial_state must be a tensor, got int", initial_state=3),
+    type_error("initial_state must be float32", initial_state=rand(B, H_v, D, D_v).half()),
+    value_error("initial_state must be (2, 4, ", initial_state=rand(B, H_v, D, D_v + 1)),
+]
+DELTA_VARLEN = [
+    value_error("cu_seqlens must start at 0, got 1", cu_seqlens=torch.tensor([1, 4])),
+    value_error("cu_seqlens must end within the 5 rows of q", cu_seqlens=torch.tensor([0, 9])),
+    value_error("q must be (length, heads, width)", q=rand(B, H_kv, N, D)),
+    value_error("beta must be (5, 4), got", beta=rand(H_v, N)),
+    value_error("log_decay must be at most 0", log_decay=torch.ones(N, H_v)),
+    value_error("initial_state must be (2, 4, ", initial_state=rand(B, H_kv, D, D_v)),
+]
+DELTA_STEP = [
+    *_DELTA,
+    type_error("state must be a tensor, got None", state=None),
+    value_error("state must be (2, 4, ", state=rand(B, H_kv, D, D_v)),
+    value_error("state must be contiguous", state=rand(B, H_v, D_v, D).mT),
+    value_error("because gated_delta_rule_step has no", beta=rand(B, H_v, N).requires_grad_()),
 ]
 ALIGN = r"align must be 'top_left' or 'bottom_right', got"
 DEVICE = "device must be a torch device, got"
@@ -388,6 +448,9 @@ ROWS = {
     "linear_attention": LINEAR,
     "linear_attention_varlen": LINEAR_VARLEN,
     "linear_attention_decode": LINEAR_DECODE,
+    "gated_delta_rule": DELTA_RULE,
+    "gated_delta_rule_varlen": DELTA_VARLEN,
+    "gated_delta_rule_step": DELTA_STEP,
     **MASKS,
     **BIASES,
     **PATTERNS,

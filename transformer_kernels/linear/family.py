@@ -1,9 +1,9 @@
 """A family of operators: a forward pass, a backward pass, and steps that overwrite a state.
 
-Named tuples declare the arguments (see `problem.fields`; the headers *_fields.h in csrc/common are
-the same tables for C++). The schemas of the operators, the packing of their arguments and the fake
-implementations that torch.compile and torch.export run derive from them. The compiled operators and
-those of Triton share all of it.
+Named tuples declare the arguments, see `problem.fields`. The schemas of the operators, the packing
+of their arguments and the fake implementations that torch.compile and torch.export run derive from
+them, for the compiled operators and those of Triton. C++ declares the same schemas, those of linear
+attention by the table of csrc/common/linear_fields.h.
 """
 
 from __future__ import annotations
