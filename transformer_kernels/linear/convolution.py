@@ -102,7 +102,10 @@ def conv_problem(
     check_tensor("x", x, FLOATS)
     if x.dim() != 3:
         raise ValueError(f"x must be (batch, channels, length), got shape {tuple(x.shape)}")
-    check_storage((("x", x), (state_name, state)))
+    check_storage((("x", x),))
+    if state is not None:
+        check_tensor(state_name, state, FLOATS)
+        check_storage(((state_name, state),))
     x, _, state = cast_for_autocast(x, x, state)  # type: ignore[arg-type]
     B, C, T = x.shape
     check_tensor("weight", weight, tuple(dict.fromkeys((x.dtype, accumulate_dtype(x.dtype)))))
