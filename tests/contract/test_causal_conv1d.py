@@ -126,8 +126,8 @@ CASES = [
     Case(C=0),
     Case(B=0),
     *(
-        Case(packed=(5, 0, 1, 2, 70, 0), trailing=3, layout=layout, state=state)
-        for layout, state in (("first", True), ("last", True), ("strided", False))
+        Case(packed=(5, 0, 1, 2, 70, 0), trailing=3, layout=layout, state=layout == "last")
+        for layout in FIRST_AND_LAST
     ),
     Case(packed=(0, 0), trailing=2),
     Case(packed=(0,), trailing=0),
