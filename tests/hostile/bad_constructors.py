@@ -79,6 +79,17 @@ VALID: Valid = {
     "gated_delta_rule_step": (
         tk.gated_delta_rule_step, {**DELTA, "state": torch.zeros(B, H_v, D, D_v)},
     ),
+    "causal_conv1d": (
+        tk.causal_conv1d,
+        {
+            "x": rand(1, 5, 9), "weight": rand(5, 4), "bias": rand(5),
+            "initial_state": rand(2, 5, 3), "cu_seqlens": STARTS,
+        },
+    ),
+    "causal_conv1d_step": (
+        tk.causal_conv1d_step,
+        {"x": rand(2, 5), "weight": rand(5, 4), "bias": rand(5), "state": rand(2, 5, 3)},
+    ),
     "memory_efficient_attention": (
         xformers.memory_efficient_attention,
         {"query": X, "key": X, "value": X, "attn_bias": torch.ones(5, 5)},
@@ -220,6 +231,47 @@ DELTA_STEP = [
     value_error("state must be (2, 4, ", state=rand(B, H_kv, D, D_v)),
     value_error("state must be contiguous", state=rand(B, H_v, D_v, D).mT),
     value_error("because gated_delta_rule_step has no", beta=rand(B, H_v, N).requires_grad_()),
+]
+CONV_DEVICE = "is on meta, x is on cpu"
+CONV = [
+    value_error("x must be (batch, channels, length), got shape (5, 9)", x=rand(5, 9)),
+    type_error("x must be float16, bfloat16, float32 or float64", x=ints(1, 5, 9)),
+    value_error("x must have one batch entry with cu_seqlens, got 2", x=rand(2, 5, 9)),
+    value_error("weight must be (C, W) with C = 5 and W from 2 to 8, got", weight=rand(5, 1, 4)),
+    *(
+        value_error("C = 5 and W from 2 to 8", weight=rand(*size))
+        for size in ((5, 1), (5, 9), (4, 4))
+    ),
+    type_error("weight must be float32, got torch.float64", weight=rand(5, 4).double()),
+    type_error("weight must be float32, got torch.bfloat16", weight=rand(5, 4).bfloat16()),
+    value_error(f"weight {CONV_DEVICE}", weight=meta(5, 4)),
+    value_error("bias must be (5,), got shape (4,)", bias=rand(4)),
+    type_error("bias must be float32", bias=rand(5).double()),
+    value_error(f"bias {CONV_DEVICE}", bias=meta(5)),
+    value_error("activation must be None, 'silu' or 'swish', got 'gelu'", activation="gelu"),
+    value_error("activation must be None, 'silu' or 'swish', got True", activation=True),
+    value_error("initial_state must be (2, 5, 3), got", initial_state=rand(1, 5, 3)),
+    type_error(
+        "initial_state must be float32, got torch.float16", initial_state=rand(2, 5, 3).half()
+    ),
+    value_error(f"initial_state {CONV_DEVICE}", initial_state=meta(2, 5, 3)),
+    type_error("return_state must be True or False", return_state=1),
+    value_error("cu_seqlens must start at 0, got 1", cu_seqlens=STARTS + 1),
+    value_error("cu_seqlens must end within the 9 rows of x, got 18", cu_seqlens=STARTS * 2),
+    value_error("cu_seqlens must be (B + 1,)", cu_seqlens=STARTS[None]),
+    value_error(f"cu_seqlens {CONV_DEVICE}", cu_seqlens=meta(3, dtype=torch.int64)),
+    type_error("cu_seqlens must be int32 or int64", cu_seqlens=STARTS.float()),
+    value_error("backend must be one of 'auto', 'cpu', 'reference', got 'cuda'", backend="cuda"),
+]
+CONV_STEP = [
+    value_error("x must be (batch, channels) or (batch, channels, length)", x=rand(5)),
+    type_error("state must be a tensor", state=None),
+    type_error("state must be float32", state=rand(2, 5, 3).double()),
+    value_error("state must be (2, 5, 3), got", state=rand(2, 5, 4)),
+    value_error("state must not be expanded", state=rand(1, 5, 3).expand(2, 5, 3)),
+    value_error("because causal_conv1d_step has no backward", weight=rand(5, 4).requires_grad_()),
+    value_error("activation must be None, 'silu' or 'swish'", activation="relu"),
+    type_error("bias must be a tensor", bias=3),
 ]
 ALIGN = r"align must be 'top_left' or 'bottom_right', got"
 DEVICE = "device must be a torch device, got"
@@ -451,6 +503,8 @@ ROWS = {
     "gated_delta_rule": DELTA_RULE,
     "gated_delta_rule_varlen": DELTA_VARLEN,
     "gated_delta_rule_step": DELTA_STEP,
+    "causal_conv1d": CONV,
+    "causal_conv1d_step": CONV_STEP,
     **MASKS,
     **BIASES,
     **PATTERNS,

@@ -49,10 +49,9 @@ class FamilyProblem:
         return "dense" if self.inputs.cu_seqlens is None else "varlen"
 
     @property
-    def heads(self) -> tuple[int, int, int]:
-        """Numbers of the heads of q, k and v, of a family that has them."""
-        q, k, v = (x.shape[1] for x in (self.inputs.q, self.inputs.k, self.inputs.v))
-        return q, k, v
+    def described(self) -> str:
+        x = self.inputs
+        return self.shape.described(*(t.shape[1] for t in (x.q, x.k, x.v)))
 
 
 @dataclass(frozen=True, eq=False)
