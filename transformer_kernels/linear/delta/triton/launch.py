@@ -1,0 +1,145 @@
+"""Host side of the gated delta rule: the launches of a forward pass, of a backward pass and of
+steps.
+
+docs/linear.md explains the passes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ....backends.triton.kernels.arguments import Rows, contiguous, rows
+from ....backends.triton.launch import as_rows
+from ....backends.triton.launch import launch as launch_kernel
+from ...triton.passes import blocks
+from ..types import Cotangents, Gradients, Inputs, Options, Results
+from .kernels.decay import decay_gradient_kernel, sums_kernel
+from .kernels.gradients import pair_gradients_kernel, state_gradients_kernel
+from .kernels.pairs import SUB, merge_kernel, pairs_kernel
+from .kernels.reverse import reverse_kernel
+from .kernels.scan import scan_kernel
+from .kernels.steps import steps_kernel
+from .passes import Pass, prepare
+
+GATES = 16
+"""Gates of a program of the kernels that sum log-decays."""
+
+
+class Prepared(NamedTuple):
+    """Results of the kernels that precede the scans."""
+
+    high: Rows
+    low: Rows
+    """running sums of the log-decays, see `kernels.decay.Sums`"""
+    X: Tensor
+    P: Tensor
+    T: Tensor
+    """pairs of the tokens of a chunk, see kernels/pairs.py"""
+
+
+def forward(x: Inputs, options: Options) -> Results:
+    call = prepare(x, options)
+    o, S = call.output(call.x.v), call.states(call.B)
+    scan(call, prepare_pairs(call), o=o, end=S)
+    return Results(o, S)
+
+
+def backward(cotangents: Cotangents, x: Inputs, options: Options) -> Gradients:
+    """Recomputes all that the gradients need from the inputs."""
+    call = prepare(x, options, backward=True)
+    q, k, v, log_decay, beta, S = call.x[:6]
+    do, dS_end = as_rows(cotangents.d_o), contiguous(cotangents.dS_end)
+    made, D, D_v = prepare_pairs(call), k.shape[3], v.shape[3]
+    states, gradients = (call.states(call.boundaries) for _ in range(2))
+    residuals, y = call.rows(D_v), call.rows(D_v)
+    scan(call, made, states=states, residuals=residuals)
+    dq, dk, dv = (call.output(tensor) for tensor in (q, k, v))
+    dS = None if S is None else call.states(call.B)
+    sums = made.high, made.low
+    launch(
+        call, reverse_kernel, call.B * call.slices, *map(rows, (q, k, do, dv, y)), *sums, beta,
+        made.X, made.P, made.T, dS_end, dS, gradients,
+    )  # fmt: skip
+    terms = [rows(call.rows(D)) for _ in range(3)]
+    dX, dP, dbeta = call.squares(), call.squares(), call.rows(1)
+    at_end = log_decay.new_empty(call.boundaries, call.heads.H_q, log_decay.shape[3])
+    launch(
+        call, state_gradients_kernel, call.programs, *map(rows, (do, y, residuals)), *sums, beta,
+        states, gradients, *terms, dX, dP, dbeta, at_end,
+    )  # fmt: skip
+    dc, dlog_decay = (call.rows(log_decay.shape[3]) for _ in range(2))
+    group = v.shape[1] // k.shape[1]
+    launch(
+        call, pair_gradients_kernel, call.programs * (call.tile.chunk // SUB.value), rows(q),
+        rows(k), *sums, *terms, dX, dP, *map(rows, (dq, dk, dc)), group=group,
+    )  # fmt: skip
+    launch_gates(call, decay_gradient_kernel, dlog_decay, log_decay, dc, at_end)
+    return Gradients(dq, dk, dv, dlog_decay, dbeta[..., 0], dS)
+
+
+def steps(x: Inputs, options: Options) -> Tensor:
+    """Returns o and overwrites x.S, which is contiguous, by the final state."""
+    call = prepare(x, options)
+    assert call.x.S is not None
+    o = call.output(call.x.v)
+    operands = map(rows, (*call.x[:3], o, call.x.log_decay))
+    launch(call, steps_kernel, call.B * call.slices, *operands, call.x.beta, call.x.S)
+    return o
+
+
+def prepare_pairs(call: Pass) -> Prepared:
+    q, k, _, log_decay, beta = call.x[:5]
+    high, low = (call.rows(log_decay.shape[3]) for _ in range(2))
+    launch_gates(call, sums_kernel, log_decay, high, low)
+    made = Prepared(rows(high), rows(low), *(call.squares() for _ in range(3)))
+    programs = call.programs * (call.tile.chunk // SUB.value)
+    launch(call, pairs_kernel, programs, rows(q), rows(k), *made[:2], beta, *made[2:])
+    if programs > call.programs:
+        launch(call._replace(sizes=call.solve), merge_kernel, call.programs, beta, made.X, made.T)
+    return made
+
+
+def scan(
+    call: Pass,
+    made: Prepared,
+    *,
+    o: Tensor | None = None,
+    end: Tensor | None = None,
+    states: Tensor | None = None,
+    residuals: Tensor | None = None,
+) -> None:
+    """Computes those results that are given; see `scan_kernel`."""
+    q, k, v, _, beta, S = call.x[:6]
+    to_rows = [None if x is None else rows(x) for x in (o, residuals)]
+    launch(
+        call, scan_kernel, call.B * call.slices, *map(rows, (q, k, v)), *to_rows, *made[:2], beta,
+        made.P, made.T, S, end, states,
+    )  # fmt: skip
+
+
+def launch_gates(call: Pass, kernel: Any, *tensors: Tensor) -> None:
+    """Launches a kernel on slices of the gates. Tensors of four dimensions are passed as rows,
+    but `at_end`, of three, as it is."""
+    args = (rows(x) if x.ndim == 4 else x for x in tensors)
+    programs = call.programs * blocks(call.x.log_decay.shape[3], GATES)
+    launch(call, kernel, programs, *args, WIDTH=GATES)
+
+
+def launch(
+    call: Pass, kernel: Any, programs: int, *args: Any, group: int = 1, **options: Any
+) -> None:
+    """Launches `programs` for each head of v, or for each `group` of them."""
+    launch_kernel(
+        kernel,
+        programs * call.heads.H_q // group,
+        *args,
+        call.x.cu_seqlens,
+        *call.scalars,
+        call.heads,
+        call.sizes,
+        num_warps=call.tile.warps,
+        num_stages=call.tile.stages,
+        **options,
+    )
