@@ -15,17 +15,14 @@ from ....backends.triton.launch import as_rows
 from ....backends.triton.launch import launch as launch_kernel
 from ...triton.passes import blocks
 from ..types import Cotangents, Gradients, Inputs, Options, Results
+from .kernels.arguments import CHANNELS
 from .kernels.decay import decay_gradient_kernel, sums_kernel
-from .kernels.gradients import pair_gradients_kernel, state_gradients_kernel
-from .kernels.pairs import SUB, merge_kernel, pairs_kernel
+from .kernels.gradients import own_pairs_kernel, pair_gradients_kernel, state_gradients_kernel
+from .kernels.pairs import merge_kernel, pairs_kernel
 from .kernels.reverse import reverse_kernel
 from .kernels.scan import scan_kernel
 from .kernels.steps import steps_kernel
 from .passes import Pass, prepare
-
-GATES = 16
-"""Gates of a program of the kernels that sum log-decays."""
-
 
 class Prepared(NamedTuple):
     """Results of the kernels that precede the scans."""
@@ -48,7 +45,7 @@ def forward(x: Inputs, options: Options) -> Results:
 
 def backward(cotangents: Cotangents, x: Inputs, options: Options) -> Gradients:
     """Recomputes all that the gradients need from the inputs."""
-    call = prepare(x, options, backward=True)
+    call = prepare(x, options)
     q, k, v, log_decay, beta, S = call.x[:6]
     do, dS_end = as_rows(cotangents.d_o), contiguous(cotangents.dS_end)
     made, D, D_v = prepare_pairs(call), k.shape[3], v.shape[3]
@@ -70,11 +67,13 @@ def backward(cotangents: Cotangents, x: Inputs, options: Options) -> Gradients:
         states, gradients, *terms, dX, dP, dbeta, at_end,
     )  # fmt: skip
     dc, dlog_decay = (call.rows(log_decay.shape[3]) for _ in range(2))
+    pairs = rows(q), rows(k), *sums, *terms, dX, dP
+    if log_decay.shape[3] > 1:
+        channels = call.sub_blocks * blocks(D, CHANNELS)
+        launch(call, own_pairs_kernel, channels, *pairs)
     group = v.shape[1] // k.shape[1]
-    launch(
-        call, pair_gradients_kernel, call.programs * (call.tile.chunk // SUB.value), rows(q),
-        rows(k), *sums, *terms, dX, dP, *map(rows, (dq, dk, dc)), group=group,
-    )  # fmt: skip
+    results = map(rows, (dq, dk, dc))
+    launch(call, pair_gradients_kernel, call.sub_blocks, *pairs, *results, group=group)
     launch_gates(call, decay_gradient_kernel, dlog_decay, log_decay, dc, at_end)
     return Gradients(dq, dk, dv, dlog_decay, dbeta[..., 0], dS)
 
@@ -94,9 +93,8 @@ def prepare_pairs(call: Pass) -> Prepared:
     high, low = (call.rows(log_decay.shape[3]) for _ in range(2))
     launch_gates(call, sums_kernel, log_decay, high, low)
     made = Prepared(rows(high), rows(low), *(call.squares() for _ in range(3)))
-    programs = call.programs * (call.tile.chunk // SUB.value)
-    launch(call, pairs_kernel, programs, rows(q), rows(k), *made[:2], beta, *made[2:])
-    if programs > call.programs:
+    launch(call, pairs_kernel, call.sub_blocks, rows(q), rows(k), *made[:2], beta, *made[2:])
+    if call.sub_blocks > call.programs:
         launch(call._replace(sizes=call.solve), merge_kernel, call.programs, beta, made.X, made.T)
     return made
 
@@ -123,12 +121,12 @@ def launch_gates(call: Pass, kernel: Any, *tensors: Tensor) -> None:
     """Launches a kernel on slices of the gates. Tensors of four dimensions are passed as rows,
     but `at_end`, of three, as it is."""
     args = (rows(x) if x.ndim == 4 else x for x in tensors)
-    programs = call.programs * blocks(call.x.log_decay.shape[3], GATES)
-    launch(call, kernel, programs, *args, WIDTH=GATES)
+    programs = call.programs * blocks(call.x.log_decay.shape[3], CHANNELS)
+    launch(call, kernel, programs, *args)
 
 
 def launch(
-    call: Pass, kernel: Any, programs: int, *args: Any, group: int = 1, **options: Any
+    call: Pass, kernel: Any, programs: int, *args: Any, group: int = 1
 ) -> None:
     """Launches `programs` for each head of v, or for each `group` of them."""
     launch_kernel(
@@ -141,5 +139,4 @@ def launch(
         call.sizes,
         num_warps=call.tile.warps,
         num_stages=call.tile.stages,
-        **options,
     )

@@ -16,6 +16,7 @@ from ..types import Inputs, Options
 from . import tiles
 from .kernels import arguments
 from .kernels.arguments import Scalars
+from .kernels.pairs import SUB
 from .tiles import Precision, Tile
 
 
@@ -42,6 +43,11 @@ class Pass(NamedTuple):
         """Slices of the columns of v."""
         return blocks(self.x.v.shape[3], self.tile.slice)
 
+    @property
+    def sub_blocks(self) -> int:
+        """Numbers of sub-blocks of chunks, see kernels/pairs.py."""
+        return self.programs * (self.tile.chunk // SUB.value)
+
     def output(self, like: Tensor) -> Tensor:
         """Allocates a result: zeros for packed rows, whose trailing padding is not written, else
         uninitialized."""
@@ -66,13 +72,13 @@ class Pass(NamedTuple):
         return self.x.v.new_empty(shape, dtype=torch.float32)
 
 
-def prepare(x: Inputs, options: Options, *, backward: bool = False) -> Pass:
+def prepare(x: Inputs, options: Options) -> Pass:
     q, k, v, log_decay = map(as_rows, x[:4])
     x = x._replace(
         q=q, k=k, v=v, log_decay=log_decay, S=contiguous(x.S), cu_seqlens=contiguous(x.cu_seqlens)
     )
     chip, columns = target.chip(q.device), max(k.shape[3], v.shape[3])
-    precision = tiles.precision(chip, q.dtype, backward=backward)
+    precision = tiles.precision(chip, q.dtype)
     tile = tiles.tile(chip, columns, precision)
     rows, B = v.shape[2], v.shape[0] if x.cu_seqlens is None else x.cu_seqlens.shape[0] - 1
     chunks = max(1, blocks(rows, tile.chunk))

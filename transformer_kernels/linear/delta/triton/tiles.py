@@ -26,14 +26,14 @@ def tile(chip: Chip, columns: int, precision: Precision) -> Tile:
     return Tile(*_TILES[precision][index])
 
 
-def precision(chip: Chip, dtype: torch.dtype, *, backward: bool = False) -> Precision:
+def precision(chip: Chip, dtype: torch.dtype) -> Precision:
     """Returns the operands of products for inputs of this dtype.
 
-    bfloat16 calls have those of float16: the values V - (e K) S are small differences, and the
-    triangular system passes their errors on. The gradient of log_decay takes more bits.
+    Half precision has two bfloat16 parts, 16 bits: V - (e K) S is a small difference, the
+    triangular system passes its errors on, and the gradient of log_decay cancels.
     """
-    half = torch.float32 if dtype == torch.float32 else torch.float16
-    return tiles.precision(chip, half, log_decay_needs_grad=backward)
+    half = dtype != torch.float32
+    return tiles.precision(chip, dtype, log_decay_needs_grad=half)
 
 
 def solve_precision(chip: Chip) -> Precision:
@@ -42,7 +42,6 @@ def solve_precision(chip: Chip) -> Precision:
 
 
 _TILES: dict[Precision, tuple[tuple[int, int, int, int], ...]] = {
-    "tf32": ((64, 64, 8, 1), (32, 32, 8, 1), (16, 32, 8, 1)),
     "bf16x3": ((32, 32, 8, 1), (32, 32, 8, 1), (16, 32, 8, 1)),
     "bf16x6": ((32, 32, 8, 1), (16, 32, 8, 1), (16, 32, 8, 1)),
     "ieee": ((32, 32, 8, 1), (16, 32, 8, 1), (16, 32, 8, 1)),

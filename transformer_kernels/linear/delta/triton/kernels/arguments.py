@@ -10,6 +10,9 @@ from ....triton.tiles import Precision, Tile
 from ...types import Inputs, Options
 
 
+CHANNELS = 16
+
+
 class Scalars(NamedTuple):
     """Arguments that change from call to call, passed to kernels as `*scalars`, so that Triton does
     not specialize on their values."""
@@ -42,6 +45,8 @@ class Sizes(NamedTuple):
     BLOCK_D: tl.constexpr
     BLOCK_G: tl.constexpr
     """1, or BLOCK_D"""
+    CHANNELS: tl.constexpr
+    """gates, or channels with a gate each, that elementwise kernels take at a time"""
     CHUNK: tl.constexpr
     SLICE: tl.constexpr
     """columns of v and of the state that a program computes at a time"""
@@ -60,6 +65,7 @@ def sizes(x: Inputs, tile: Tile, options: Options, precision: Precision) -> Size
         GROUP=tl.constexpr(x.v.shape[1] // x.k.shape[1]),
         BLOCK_D=tl.constexpr(block_d),
         BLOCK_G=tl.constexpr(1 if gates == 1 else block_d),
+        CHANNELS=tl.constexpr(1 if gates == 1 else CHANNELS),
         CHUNK=tl.constexpr(tile.chunk),
         SLICE=tl.constexpr(tile.slice),
         L2NORM=tl.constexpr(options.l2norm),

@@ -19,12 +19,13 @@ from ....triton.kernels.arithmetic import add_product, product
 from ....triton.kernels.memory import load_slice, store_slice
 from ....triton.kernels.segments import has_no_work, segment_of
 from .arguments import UNSPECIALIZED
-from .decay import between, load_sums, transposed
+from .decay import between, load_sums, own_decay, transposed
 from .memory import (
     last_row,
     load_beta,
     load_matrix,
     load_unit,
+    load_unit_slice,
     load_values,
     rows_of,
     square,
@@ -127,7 +128,7 @@ def pair_gradients_kernel(
             terms, q, k, high, low, dX, dP, at, start, first, n, h, heads, sizes
         )
         terms = add_own_pairs(
-            terms, query, key, q, k, high, low, dX, dP, at, start, first, n, h, heads, sizes
+            terms, query, key, high, low, dX, dP, own, first, n, h, heads, sizes
         )
         change = query * terms.dq + key * (terms.dk_row - terms.dk_column)
         if sizes.GATES == 1:
@@ -171,37 +172,58 @@ def add_other_pairs(terms, q, k, high, low, dX, dP, at, start, first, n, h, head
 
 
 @triton.jit
-def add_own_pairs(
-    terms, query, key, q, k, high, low, dX, dP, at, start, first, n, h, heads, sizes
-):  # fmt: skip
-    """Adds the pairs within a sub-block"""
-    own = rows_of(at, start + first, SUB)
-    c = load_sums(high, low, own, h, sizes)
-    i, j = tl.arange(0, SUB)[:, None], tl.arange(0, SUB)[None, :]
-    dq, dk_row, dk_column = terms.dq, terms.dk_row, terms.dk_column
-    x = tl.load(square(dX, n, h, heads, first, first, SUB, SUB, sizes.CHUNK))
-    p = tl.load(square(dP, n, h, heads, first, first, SUB, SUB, sizes.CHUNK))
-    if sizes.GATES == 1:
-        decay = between(c, transposed(c), (j <= i) & own.inside[:, None])
-        x, p = x * decay, p * decay
-        dq = add_product(dq, p, key, sizes)
-        dk_row = add_product(dk_row, x, key, sizes)
-        dk_column = add_product(dk_column, tl.trans(p), query, sizes)
-        dk_column = add_product(dk_column, tl.trans(x), key, sizes)
+def add_own_pairs(terms, query, key, high, low, dX, dP, own, first, n, h, heads, sizes):
+    """Adds the pairs within a sub-block; with a gate for each channel, `own_pairs_kernel` did"""
+    if sizes.GATES > 1:
+        return terms
     else:
-        for token in range(SUB):
-            one = rows_of(at, start + first + token, 1)
-            c_one = load_sums(high, low, one, h, sizes)
-            other_key, _ = load_unit(k, one, h // sizes.GROUP, sizes)
-            other_query, _ = load_unit(q, one, h // sizes.GROUP, sizes)
-            earlier = other_key * between(c, c_one, (i >= token) & own.inside[:, None])
-            dq += tl.sum(tl.where(j == token, p, 0.0), 1)[:, None] * earlier
-            dk_row += tl.sum(tl.where(j == token, x, 0.0), 1)[:, None] * earlier
-            later = between(c_one, c, (i <= token) & one.inside[:, None])
-            of_p = tl.sum(tl.where(i == token, p, 0.0), 0)[:, None]
-            of_x = tl.sum(tl.where(i == token, x, 0.0), 0)[:, None]
-            dk_column += (of_p * other_query + of_x * other_key) * later
-    return Terms(dq, dk_row, dk_column)
+        c = load_sums(high, low, own, h, sizes)
+        i, j = tl.arange(0, SUB)[:, None], tl.arange(0, SUB)[None, :]
+        decay = between(c, transposed(c), (j <= i) & own.inside[:, None])
+        x = tl.load(square(dX, n, h, heads, first, first, SUB, SUB, sizes.CHUNK)) * decay
+        p = tl.load(square(dP, n, h, heads, first, first, SUB, SUB, sizes.CHUNK)) * decay
+        dk_column = add_product(terms.dk_column, tl.trans(p), query, sizes)
+        return Terms(
+            add_product(terms.dq, p, key, sizes),
+            add_product(terms.dk_row, x, key, sizes),
+            add_product(dk_column, tl.trans(x), key, sizes),
+        )
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def own_pairs_kernel(
+    q, k, high, low, dq, dk_row, dk_column, dX, dP, cu_seqlens,
+    rows, B, chunks, beta_b, beta_h, beta_l, scale, heads, sizes,
+):  # fmt: skip
+    """Adds the pairs within a sub-block to dq, dk_row and dk_column, in place, for CHANNELS
+    channels of one head with a gate for each"""
+    slices: tl.constexpr = (sizes.D + sizes.CHANNELS - 1) // sizes.CHANNELS
+    blocks: tl.constexpr = sizes.CHUNK // SUB
+    column = tl.program_id(0) % slices * sizes.CHANNELS
+    first = tl.program_id(0) // slices % blocks * SUB
+    h = tl.program_id(0) // (slices * blocks) % heads.H_q
+    number = tl.program_id(0) // (slices * blocks * heads.H_q)
+    at = segment_of(number, cu_seqlens, rows, B, sizes.CHUNK, chunks)
+    if has_no_work(at):
+        return
+    n = at.base + at.index
+    own = rows_of(at, at.index * sizes.CHUNK + first, SUB)
+    key = load_unit_slice(k, own, h // sizes.GROUP, column, sizes.CHANNELS, sizes)
+    query = load_unit_slice(q, own, h // sizes.GROUP, column, sizes.CHANNELS, sizes)
+    decay = own_decay(high, low, own, h, column, sizes.CHANNELS, sizes)
+    x = tl.load(square(dX, n, h, heads, first, first, SUB, SUB, sizes.CHUNK))[:, :, None]
+    p = tl.load(square(dP, n, h, heads, first, first, SUB, SUB, sizes.CHUNK))[:, :, None]
+    earlier = key[None, :, :] * decay
+    add_to(dq, own, h, column, tl.sum(p * earlier, 1), sizes)
+    add_to(dk_row, own, h, column, tl.sum(x * earlier, 1), sizes)
+    later = (p * query[:, None, :] + x * key[:, None, :]) * decay
+    add_to(dk_column, own, h, column, tl.sum(later, 0), sizes)
+
+
+@triton.jit
+def add_to(x, own, h, column, tile, sizes):
+    before = load_slice(x, own, h, own.inside, column, sizes.D, sizes.CHANNELS)
+    store_slice(x, own, h, column, before + tile, sizes.D)
 
 
 @triton.jit

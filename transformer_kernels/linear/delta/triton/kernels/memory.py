@@ -36,6 +36,16 @@ def load_unit(x, chunk, h, sizes):
 
 
 @triton.jit
+def load_unit_slice(x, chunk, h, column, WIDTH: tl.constexpr, sizes):
+    """WIDTH columns of the same rows"""
+    y = load_slice(x, chunk, h, chunk.inside, column, sizes.D, WIDTH).to(tl.float32)
+    if sizes.L2NORM:
+        _, inverse = load_unit(x, chunk, h, sizes)
+        y *= inverse[:, None]
+    return y
+
+
+@triton.jit
 def load_values(x, chunk, h, column, sizes):
     """SLICE columns of rows of v's width in float32"""
     return load_slice(x, chunk, h, chunk.inside, column, sizes.D_V, sizes.SLICE).to(tl.float32)

@@ -14,8 +14,16 @@ import triton.language as tl
 from ....triton.kernels.arithmetic import product
 from ....triton.kernels.segments import has_no_work, segment_of
 from .arguments import UNSPECIALIZED
-from .decay import between, load_sums, transposed
-from .memory import last_row, load_beta, load_square, load_unit, rows_of, square
+from .decay import between, load_sums, own_decay, transposed
+from .memory import (
+    last_row,
+    load_beta,
+    load_square,
+    load_unit,
+    load_unit_slice,
+    rows_of,
+    square,
+)
 
 SUB = tl.constexpr(16)
 """Tokens of a sub-block"""
@@ -50,7 +58,7 @@ def pairs_kernel(
     earlier = tl.trans(earlier * between(before, c_earlier, is_earlier[:, None]))
     x, p = product(key * enter, earlier, sizes), product(query * enter, earlier, sizes)
     is_other = ((j < first) | (j >= first + SUB))[None, :]
-    x_own, p_own = own_pairs(query, key, c, k, high, low, at, start + first, own, h, sizes)
+    x_own, p_own = own_pairs(query, key, c, q, k, high, low, own, h, sizes)
     of_own = inverse(x_own * load_beta(beta, own, h, beta_b, beta_h, beta_l)[None, :])
     store_pairs(X, x, x_own, is_other, n, h, heads, first, sizes)
     store_pairs(P, scale * p, scale * p_own, is_other, n, h, heads, first, sizes)
@@ -58,23 +66,22 @@ def pairs_kernel(
 
 
 @triton.jit
-def own_pairs(query, key, c, k, high, low, at, first, own, h, sizes):
+def own_pairs(query, key, c, q, k, high, low, own, h, sizes):
     """(X, P / scale) of a sub-block's pairs"""
     i, j = tl.arange(0, SUB)[:, None], tl.arange(0, SUB)[None, :]
     if sizes.GATES == 1:
         decay = between(c, transposed(c), (j <= i) & own.inside[:, None])
         x, p = product(key, tl.trans(key), sizes), product(query, tl.trans(key), sizes)
-        return tl.where(j < i, x * decay, 0.0), tl.where(j <= i, p * decay, 0.0)
+        x, p = x * decay, p * decay
     else:
         x, p = tl.zeros([SUB, SUB], tl.float32), tl.zeros([SUB, SUB], tl.float32)
-        for column in range(SUB):
-            one = rows_of(at, first + column, 1)
-            c_one = load_sums(high, low, one, h, sizes)
-            other, _ = load_unit(k, one, h // sizes.GROUP, sizes)
-            other *= between(c, c_one, (i >= column) & own.inside[:, None])
-            x = tl.where((j == column) & (i > j), tl.sum(key * other, 1)[:, None], x)
-            p = tl.where((j == column) & (i >= j), tl.sum(query * other, 1)[:, None], p)
-        return x, p
+        for column in range(0, sizes.D, sizes.CHANNELS):
+            key = load_unit_slice(k, own, h // sizes.GROUP, column, sizes.CHANNELS, sizes)
+            query = load_unit_slice(q, own, h // sizes.GROUP, column, sizes.CHANNELS, sizes)
+            decayed = key[None, :, :] * own_decay(high, low, own, h, column, sizes.CHANNELS, sizes)
+            x += tl.sum(key[:, None, :] * decayed, 2)
+            p += tl.sum(query[:, None, :] * decayed, 2)
+    return tl.where(j < i, x, 0.0), p
 
 
 @triton.jit
