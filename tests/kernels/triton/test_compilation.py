@@ -58,13 +58,22 @@ LINEAR = {
     for name in ("o", "dq", "dk", "dv", "delta", "sums of S", "sums of dS", "steps")
     for decay in ("", ", decay")
 } | {"linear prefix", "linear decay_gradient, decay"}
-UNPREDICTED = {"bwd_preprocess", *SUMS, *LINEAR}
+DELTA = {
+    f"delta {name}{channels}"
+    for name in (
+        "sums", "pairs", "merge", "scan", "states", "reverse", "state_gradients", "pair_gradients",
+        "decay_gradient", "steps",
+    )
+    for channels in ("", ", channels")
+} | {"delta own_pairs, channels"}  # fmt: skip
+UNPREDICTED = {"bwd_preprocess", *SUMS, *LINEAR, *DELTA}
 SCRIPT = """
 import dataclasses, json, sys
 from transformer_kernels.backends.triton.compile_report import ATTENTION, compile_tiles
+from transformer_kernels.linear.delta.triton.report import DELTA
 from transformer_kernels.linear.triton.report import LINEAR
 if __name__ == "__main__":
-    for suite in (ATTENTION, LINEAR):
+    for suite in (ATTENTION, LINEAR, DELTA):
         for compiled in compile_tiles(suite, (sys.argv[1],)):
             print(json.dumps(dataclasses.asdict(compiled)))
 """

@@ -13,8 +13,9 @@ from torch import Tensor
 from ....backends.triton.kernels.arguments import Rows, contiguous, rows
 from ....backends.triton.launch import as_rows
 from ....backends.triton.launch import launch as launch_kernel
+from ...family import BackwardCall
 from ...triton.passes import blocks
-from ..types import Cotangents, Gradients, Inputs, Options, Results
+from ..types import Gradients, Inputs, Options, Results
 from .kernels.arguments import CHANNELS
 from .kernels.decay import decay_gradient_kernel, sums_kernel
 from .kernels.gradients import own_pairs_kernel, pair_gradients_kernel, state_gradients_kernel
@@ -23,6 +24,7 @@ from .kernels.reverse import reverse_kernel
 from .kernels.scan import scan_kernel
 from .kernels.steps import steps_kernel
 from .passes import Pass, prepare
+
 
 class Prepared(NamedTuple):
     """Results of the kernels that precede the scans."""
@@ -38,51 +40,52 @@ class Prepared(NamedTuple):
 
 def forward(x: Inputs, options: Options) -> Results:
     call = prepare(x, options)
-    o, S = call.output(call.x.v), call.states(call.B)
-    scan(call, prepare_pairs(call), o=o, end=S)
+    o, S = call.output(x.v), call.states(call.B)
+    scan(call, prepare_pairs(call), o=rows(o), end=S)
     return Results(o, S)
 
 
-def backward(cotangents: Cotangents, x: Inputs, options: Options) -> Gradients:
+def backward(given: BackwardCall) -> Gradients:
     """Recomputes all that the gradients need from the inputs."""
-    call = prepare(x, options)
+    call = prepare(given.x, given.options)
     q, k, v, log_decay, beta, S = call.x[:6]
-    do, dS_end = as_rows(cotangents.d_o), contiguous(cotangents.dS_end)
+    do, dS_end = as_rows(given.cotangents.d_o), contiguous(given.cotangents.dS_end)
     made, D, D_v = prepare_pairs(call), k.shape[3], v.shape[3]
     states, gradients = (call.states(call.boundaries) for _ in range(2))
     residuals, y = call.rows(D_v), call.rows(D_v)
     scan(call, made, states=states, residuals=residuals)
-    dq, dk, dv = (call.output(tensor) for tensor in (q, k, v))
+    dq, dk, dv = (call.output(tensor) for tensor in given.x[:3])
     dS = None if S is None else call.states(call.B)
     sums = made.high, made.low
     launch(
-        call, reverse_kernel, call.B * call.slices, *map(rows, (q, k, do, dv, y)), *sums, beta,
+        call, reverse_kernel, call.B * call.slices, *map(rows, (q, k, do, dv)), y, *sums, beta,
         made.X, made.P, made.T, dS_end, dS, gradients,
     )  # fmt: skip
-    terms = [rows(call.rows(D)) for _ in range(3)]
-    dX, dP, dbeta = call.squares(), call.squares(), call.rows(1)
+    terms = [call.rows(D) for _ in range(3)]
+    dX, dP, dbeta = call.squares(), call.squares(), call.contiguous(beta)
     at_end = log_decay.new_empty(call.boundaries, call.heads.H_q, log_decay.shape[3])
     launch(
-        call, state_gradients_kernel, call.programs, *map(rows, (do, y, residuals)), *sums, beta,
+        call, state_gradients_kernel, call.programs, rows(do), y, residuals, *sums, beta,
         states, gradients, *terms, dX, dP, dbeta, at_end,
     )  # fmt: skip
-    dc, dlog_decay = (call.rows(log_decay.shape[3]) for _ in range(2))
+    dc, dlog_decay = call.rows(log_decay.shape[3]), call.contiguous(log_decay)
     pairs = rows(q), rows(k), *sums, *terms, dX, dP
     if log_decay.shape[3] > 1:
         channels = call.sub_blocks * blocks(D, CHANNELS)
         launch(call, own_pairs_kernel, channels, *pairs)
     group = v.shape[1] // k.shape[1]
-    results = map(rows, (dq, dk, dc))
-    launch(call, pair_gradients_kernel, call.sub_blocks, *pairs, *results, group=group)
-    launch_gates(call, decay_gradient_kernel, dlog_decay, log_decay, dc, at_end)
-    return Gradients(dq, dk, dv, dlog_decay, dbeta[..., 0], dS)
+    launch(
+        call, pair_gradients_kernel, call.sub_blocks, *pairs, rows(dq), rows(dk), dc, group=group
+    )
+    launch_gates(call, decay_gradient_kernel, rows(dlog_decay), rows(log_decay), dc, at_end)
+    return Gradients(dq, dk, dv, dlog_decay, dbeta, dS)
 
 
 def steps(x: Inputs, options: Options) -> Tensor:
     """Returns o and overwrites x.S, which is contiguous, by the final state."""
     call = prepare(x, options)
     assert call.x.S is not None
-    o = call.output(call.x.v)
+    o = call.output(x.v)
     operands = map(rows, (*call.x[:3], o, call.x.log_decay))
     launch(call, steps_kernel, call.B * call.slices, *operands, call.x.beta, call.x.S)
     return o
@@ -91,8 +94,8 @@ def steps(x: Inputs, options: Options) -> Tensor:
 def prepare_pairs(call: Pass) -> Prepared:
     q, k, _, log_decay, beta = call.x[:5]
     high, low = (call.rows(log_decay.shape[3]) for _ in range(2))
-    launch_gates(call, sums_kernel, log_decay, high, low)
-    made = Prepared(rows(high), rows(low), *(call.squares() for _ in range(3)))
+    launch_gates(call, sums_kernel, rows(log_decay), high, low)
+    made = Prepared(high, low, *(call.squares() for _ in range(3)))
     launch(call, pairs_kernel, call.sub_blocks, rows(q), rows(k), *made[:2], beta, *made[2:])
     if call.sub_blocks > call.programs:
         launch(call._replace(sizes=call.solve), merge_kernel, call.programs, beta, made.X, made.T)
@@ -103,31 +106,25 @@ def scan(
     call: Pass,
     made: Prepared,
     *,
-    o: Tensor | None = None,
+    o: Rows | None = None,
+    residuals: Rows | None = None,
     end: Tensor | None = None,
     states: Tensor | None = None,
-    residuals: Tensor | None = None,
 ) -> None:
     """Computes those results that are given; see `scan_kernel`."""
     q, k, v, _, beta, S = call.x[:6]
-    to_rows = [None if x is None else rows(x) for x in (o, residuals)]
     launch(
-        call, scan_kernel, call.B * call.slices, *map(rows, (q, k, v)), *to_rows, *made[:2], beta,
-        made.P, made.T, S, end, states,
+        call, scan_kernel, call.B * call.slices, *map(rows, (q, k, v)), o, residuals, *made[:2],
+        beta, made.P, made.T, S, end, states,
     )  # fmt: skip
 
 
-def launch_gates(call: Pass, kernel: Any, *tensors: Tensor) -> None:
-    """Launches a kernel on slices of the gates. Tensors of four dimensions are passed as rows,
-    but `at_end`, of three, as it is."""
-    args = (rows(x) if x.ndim == 4 else x for x in tensors)
-    programs = call.programs * blocks(call.x.log_decay.shape[3], CHANNELS)
-    launch(call, kernel, programs, *args)
+def launch_gates(call: Pass, kernel: Any, *args: Any) -> None:
+    """Launches a kernel on slices of the gates."""
+    launch(call, kernel, call.programs * blocks(call.x.log_decay.shape[3], CHANNELS), *args)
 
 
-def launch(
-    call: Pass, kernel: Any, programs: int, *args: Any, group: int = 1
-) -> None:
+def launch(call: Pass, kernel: Any, programs: int, *args: Any, group: int = 1) -> None:
     """Launches `programs` for each head of v, or for each `group` of them."""
     launch_kernel(
         kernel,

@@ -9,14 +9,13 @@ from torch import Tensor
 
 from ....backends.schema import empty_like_layout
 from ....backends.triton import target
-from ....backends.triton.kernels.arguments import Heads, contiguous
+from ....backends.triton.kernels.arguments import Heads, Rows, contiguous, rows
 from ....backends.triton.launch import as_rows
 from ...triton.passes import blocks
 from ..types import Inputs, Options
 from . import tiles
 from .kernels import arguments
-from .kernels.arguments import Scalars
-from .kernels.pairs import SUB
+from .kernels.arguments import SUB_BLOCK, Scalars
 from .tiles import Precision, Tile
 
 
@@ -46,7 +45,7 @@ class Pass(NamedTuple):
     @property
     def sub_blocks(self) -> int:
         """Numbers of sub-blocks of chunks, see kernels/pairs.py."""
-        return self.programs * (self.tile.chunk // SUB.value)
+        return self.programs * (self.tile.chunk // SUB_BLOCK)
 
     def output(self, like: Tensor) -> Tensor:
         """Allocates a result: zeros for packed rows, whose trailing padding is not written, else
@@ -54,11 +53,17 @@ class Pass(NamedTuple):
         y = empty_like_layout(like, like.shape[3])
         return y.zero_() if self.x.cu_seqlens is not None else y
 
-    def rows(self, width: int) -> Tensor:
-        """Allocates (entries, H_v, T, width) in float32, like `output`, but contiguous."""
-        shape = (*self.x.v.shape[:3], width)
-        new = self.x.v.new_empty if self.x.cu_seqlens is None else self.x.v.new_zeros
-        return new(shape, dtype=torch.float32)
+    def contiguous(self, like: Tensor) -> Tensor:
+        """Allocates a result with this shape, like `output`, but contiguous."""
+        new = like.new_empty if self.x.cu_seqlens is None else like.new_zeros
+        return new(like.shape)
+
+    def rows(self, width: int) -> Rows:
+        """Allocates float32 (entries, H_v, T, width), uninitialized. Its strides are multiples of
+        16, whatever T is: Triton compiles a kernel for those that are, and one for others."""
+        entries, H_v, T, _ = self.x.v.shape
+        shape = entries, H_v, 16 * blocks(T, 16), width
+        return rows(self.x.v.new_empty(shape, dtype=torch.float32))
 
     def squares(self) -> Tensor:
         """Allocates numbers of the pairs of each chunk, uninitialized."""
@@ -79,12 +84,14 @@ def prepare(x: Inputs, options: Options) -> Pass:
     )
     chip, columns = target.chip(q.device), max(k.shape[3], v.shape[3])
     precision = tiles.precision(chip, q.dtype)
-    tile = tiles.tile(chip, columns, precision)
-    rows, B = v.shape[2], v.shape[0] if x.cu_seqlens is None else x.cu_seqlens.shape[0] - 1
-    chunks = max(1, blocks(rows, tile.chunk))
+    tile = tiles.tile(chip, columns, precision, channels=log_decay.shape[3] > 1)
+    T, B = v.shape[2], v.shape[0] if x.cu_seqlens is None else x.cu_seqlens.shape[0] - 1
+    chunks = max(1, blocks(T, tile.chunk))
     programs, boundaries = B * chunks, B * (chunks + 1)
     if x.cu_seqlens is not None:
-        programs = boundaries = rows // tile.chunk + 2 * B if B else 0
+        programs = boundaries = T // tile.chunk + 2 * B if B else 0
+
+    beta_b, beta_h, beta_l = x.beta.stride()
 
     def sizes(precision: Precision) -> arguments.Sizes:
         return arguments.sizes(x, tile, options, precision)
@@ -95,7 +102,7 @@ def prepare(x: Inputs, options: Options) -> Pass:
         tile,
         programs,
         boundaries,
-        Scalars(rows, B, chunks, *x.beta.stride(), options.scale),
+        Scalars(T, B, chunks, beta_b, beta_h, beta_l, options.scale),
         Heads(v.shape[1], 1),
         sizes(precision),
         sizes(tiles.solve_precision(chip)),

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from ....backends.triton.compile_report import Constants, Suite
-from ....backends.triton.config import Chip
+from ...family import BackwardCall
+from ...triton.report import LINEAR
 from ..types import Cotangents, Inputs, Options
-from . import launch, tiles
+from . import launch
 from .kernels.arguments import Sizes
 
 
@@ -23,12 +24,8 @@ def _launch_all(dtype: torch.dtype, columns: int) -> None:
         log_decay = torch.empty(2, 8, 1024, gates, device="meta")
         x, options = Inputs(q, k, v, log_decay, beta), Options(scale=1.0, l2norm=True)
         o, S = launch.forward(x, options)
-        launch.backward(Cotangents(o, S), x, options)
+        launch.backward(BackwardCall(Cotangents(o, S), (), x, options))
         launch.steps(x._replace(S=S), options)
-
-
-def _has_tile(chip: Chip, dtype: torch.dtype, columns: int) -> bool:
-    return columns <= tiles.WIDTHS[-1]
 
 
 def _name(kernel: Any, constants: Constants) -> str:
@@ -50,5 +47,5 @@ def _size(names: list[str], constants: Constants, field: str) -> Any:
     return constants[names.index("sizes"), Sizes._fields.index(field)].value
 
 
-DELTA = Suite(_has_tile, _launch_all, _name, _tile)
+DELTA = Suite(LINEAR.has_tile, _launch_all, _name, _tile)
 """A forward pass, a backward pass and steps"""

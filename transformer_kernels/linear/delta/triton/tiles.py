@@ -5,6 +5,8 @@ No tile has been timed on a GPU.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from ....backends.triton.config import Chip
@@ -14,16 +16,19 @@ from ...triton.tiles import WIDTHS, Precision, Tile
 __all__ = ["WIDTHS", "Precision", "Tile", "precision", "solve_precision", "tile"]
 
 
-def tile(chip: Chip, columns: int, precision: Precision) -> Tile:
+def tile(chip: Chip, columns: int, precision: Precision, *, channels: bool) -> Tile:
     """Returns the tile of a call.
 
     Args:
         chip: GPU family.
         columns: elements per row, the larger of D and D_v; at most `WIDTHS[-1]`.
         precision: operands of products.
+        channels: True if each channel has a gate. The decays of wide rows then take so many
+            registers that a chunk has 16 tokens.
     """
     index = next(n for n, limit in enumerate(WIDTHS) if columns <= limit)
-    return Tile(*_TILES[precision][index])
+    found = Tile(*_TILES[precision][index])
+    return replace(found, chunk=16) if channels and index else found
 
 
 def precision(chip: Chip, dtype: torch.dtype) -> Precision:

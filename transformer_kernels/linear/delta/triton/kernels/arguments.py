@@ -9,8 +9,10 @@ from .....backends.triton import config
 from ....triton.tiles import Precision, Tile
 from ...types import Inputs, Options
 
-
+SUB_BLOCK = 16
+"""Tokens of a sub-block of a chunk, see pairs.py. A chunk has one or two."""
 CHANNELS = 16
+"""Gates, or channels with a gate each, that elementwise kernels take at a time."""
 
 
 class Scalars(NamedTuple):
@@ -46,7 +48,7 @@ class Sizes(NamedTuple):
     BLOCK_G: tl.constexpr
     """1, or BLOCK_D"""
     CHANNELS: tl.constexpr
-    """gates, or channels with a gate each, that elementwise kernels take at a time"""
+    """1, or those of elementwise kernels"""
     CHUNK: tl.constexpr
     SLICE: tl.constexpr
     """columns of v and of the state that a program computes at a time"""

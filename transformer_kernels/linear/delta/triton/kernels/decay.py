@@ -106,7 +106,9 @@ def decay_gradient_kernel(
     if has_no_work(at):
         return
     chunk = rows_of(at, at.index * sizes.CHUNK, sizes.CHUNK)
-    terms = load_slice(dc, chunk, h, chunk.inside, column, sizes.GATES, sizes.CHANNELS).to(tl.float64)
+    terms = load_slice(dc, chunk, h, chunk.inside, column, sizes.GATES, sizes.CHANNELS).to(
+        tl.float64
+    )
     later = tl.sum(terms, 0)[None, :] - tl.cumsum(terms, 0) + terms
     gates = column + tl.arange(0, sizes.CHANNELS)
     end = at_end + (tl.cast(at.base + at.index, tl.int64) * heads.H_q + h) * sizes.GATES + gates

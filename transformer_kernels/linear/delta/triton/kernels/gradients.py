@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from .....backends.triton.kernels.primitives import vector_pointer
 from ....triton.kernels.arithmetic import add_product, product
 from ....triton.kernels.memory import load_slice, store_slice
 from ....triton.kernels.segments import has_no_work, segment_of
@@ -29,6 +30,7 @@ from .memory import (
     load_values,
     rows_of,
     square,
+    store_square,
 )
 from .pairs import SUB
 from .scan import load_factors
@@ -56,15 +58,14 @@ def state_gradients_kernel(
     at = segment_of(number, cu_seqlens, rows, B, sizes.CHUNK, chunks)
     if has_no_work(at):
         return
-    n = at.base + at.index
-    start = at.index * sizes.CHUNK
+    n, start = at.base + at.index, at.index * sizes.CHUNK
     chunk = rows_of(at, start, sizes.CHUNK)
     b_rows = load_beta(beta, chunk, h, beta_b, beta_h, beta_l)
     of_query = tl.zeros([sizes.CHUNK, sizes.BLOCK_D], tl.float32)
     of_row, of_column = tl.zeros_like(of_query), tl.zeros_like(of_query)
     x = tl.zeros([sizes.CHUNK, sizes.CHUNK], tl.float32)
-    p, of_beta = tl.zeros_like(x), tl.zeros([sizes.CHUNK], tl.float32)
-    of_end = tl.zeros([sizes.BLOCK_D], tl.float32)
+    p = tl.zeros_like(x)
+    of_beta, of_end = tl.zeros([sizes.CHUNK], tl.float32), tl.zeros([sizes.BLOCK_D], tl.float32)
     for column in range(0, sizes.D_V, sizes.SLICE):
         y_tile = load_values(y, chunk, h, column, sizes)
         r_tile = load_values(residuals, chunk, h, column, sizes)
@@ -84,18 +85,23 @@ def state_gradients_kernel(
     store_slice(dk_row, chunk, h, 0, of_row * decay.enter, sizes.D)
     store_slice(dk_column, chunk, h, 0, of_column * decay.leave, sizes.D)
     i, j = tl.arange(0, sizes.CHUNK)[:, None], tl.arange(0, sizes.CHUNK)[None, :]
-    pairs = square(dX, n, h, heads, 0, 0, sizes.CHUNK, sizes.CHUNK, sizes.CHUNK)
-    tl.store(pairs, tl.where(j < i, x, 0.0))
-    pairs = square(dP, n, h, heads, 0, 0, sizes.CHUNK, sizes.CHUNK, sizes.CHUNK)
-    tl.store(pairs, tl.where(j <= i, p * scale, 0.0))
-    head_row = (tl.cast(chunk.b, tl.int64) * heads.H_q + h) * rows + at.first
-    tl.store(dbeta + head_row + chunk.i, of_beta, mask=chunk.inside)
-    end = at_end + (tl.cast(n, tl.int64) * heads.H_q + h) * sizes.GATES
+    store_square(dX, n, h, heads, tl.where(j < i, x, 0.0), sizes.CHUNK)
+    store_square(dP, n, h, heads, tl.where(j <= i, p * scale, 0.0), sizes.CHUNK)
+    dbeta = vector_pointer(dbeta, heads, rows, chunk.b, h, chunk.row)
+    tl.store(dbeta + tl.arange(0, sizes.CHUNK), of_beta, mask=chunk.inside)
+    store_gates(at_end, n, h, heads, of_end, sizes)
+
+
+@triton.jit
+def store_gates(x, n, h, heads, tile, sizes):
+    """Stores numbers for each channel, or their sum if there is one gate, in x (chunks, H_v,
+    gates)"""
+    at = x + (tl.cast(n, tl.int64) * heads.H_q + h) * sizes.GATES
     if sizes.GATES == 1:
-        tl.store(end, tl.sum(of_end, 0))
+        tl.store(at, tl.sum(tile, 0))
     else:
         gates = tl.arange(0, sizes.BLOCK_D)
-        tl.store(end + gates, of_end, mask=gates < sizes.D)
+        tl.store(at + gates, tile, mask=gates < sizes.D)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -127,9 +133,7 @@ def pair_gradients_kernel(
         terms = add_other_pairs(
             terms, q, k, high, low, dX, dP, at, start, first, n, h, heads, sizes
         )
-        terms = add_own_pairs(
-            terms, query, key, high, low, dX, dP, own, first, n, h, heads, sizes
-        )
+        terms = add_own_pairs(terms, query, key, high, low, dX, dP, own, first, n, h, heads, sizes)
         change = query * terms.dq + key * (terms.dk_row - terms.dk_column)
         if sizes.GATES == 1:
             change = tl.sum(change, 1)[:, None]

@@ -84,3 +84,8 @@ def square(
 @triton.jit
 def load_square(x, n, h, heads, CHUNK: tl.constexpr):
     return tl.load(square(x, n, h, heads, 0, 0, CHUNK, CHUNK, CHUNK))
+
+
+@triton.jit
+def store_square(x, n, h, heads, tile, CHUNK: tl.constexpr):
+    tl.store(square(x, n, h, heads, 0, 0, CHUNK, CHUNK, CHUNK), tile)

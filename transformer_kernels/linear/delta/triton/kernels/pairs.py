@@ -1,7 +1,7 @@
 """Products of the pairs of tokens of a chunk, and the inverse of its triangular system.
 
-    X_ij = G_ij k_i . k_j  (j < i)      P_ij = scale G_ij q_i . k_j  (j <= i)      G_ij = e^(c_i - c_j)
-    T    = (I + X diag(beta))^-1
+    X_ij = G_ij k_i . k_j  (j < i)      P_ij = scale G_ij q_i . k_j  (j <= i)
+    G_ij = e^(c_i - c_j)                T    = (I + X diag(beta))^-1
 
 With a gate for each channel G is inside the products, and exp(-c_j) could overflow. Sub-blocks of
 16 tokens avoid it: the decay from an earlier sub-block is that to the token before the own one,
@@ -13,7 +13,7 @@ import triton.language as tl
 
 from ....triton.kernels.arithmetic import product
 from ....triton.kernels.segments import has_no_work, segment_of
-from .arguments import UNSPECIALIZED
+from .arguments import SUB_BLOCK, UNSPECIALIZED
 from .decay import between, load_sums, own_decay, transposed
 from .memory import (
     last_row,
@@ -23,10 +23,10 @@ from .memory import (
     load_unit_slice,
     rows_of,
     square,
+    store_square,
 )
 
-SUB = tl.constexpr(16)
-"""Tokens of a sub-block"""
+SUB = tl.constexpr(SUB_BLOCK)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -76,11 +76,11 @@ def own_pairs(query, key, c, q, k, high, low, own, h, sizes):
     else:
         x, p = tl.zeros([SUB, SUB], tl.float32), tl.zeros([SUB, SUB], tl.float32)
         for column in range(0, sizes.D, sizes.CHANNELS):
-            key = load_unit_slice(k, own, h // sizes.GROUP, column, sizes.CHANNELS, sizes)
-            query = load_unit_slice(q, own, h // sizes.GROUP, column, sizes.CHANNELS, sizes)
-            decayed = key[None, :, :] * own_decay(high, low, own, h, column, sizes.CHANNELS, sizes)
-            x += tl.sum(key[:, None, :] * decayed, 2)
-            p += tl.sum(query[:, None, :] * decayed, 2)
+            a = load_unit_slice(q, own, h // sizes.GROUP, column, sizes.CHANNELS, sizes)
+            b = load_unit_slice(k, own, h // sizes.GROUP, column, sizes.CHANNELS, sizes)
+            decayed = b[None, :, :] * own_decay(high, low, own, h, column, sizes.CHANNELS, sizes)
+            x += tl.sum(b[:, None, :] * decayed, 2)
+            p += tl.sum(a[:, None, :] * decayed, 2)
     return tl.where(j < i, x, 0.0), p
 
 
@@ -108,10 +108,9 @@ def merge_kernel(
     beta, X, T, cu_seqlens,
     rows, B, chunks, beta_b, beta_h, beta_l, scale, heads, sizes,
 ):  # fmt: skip
-    """Turns the inverses of the sub-blocks, T, into that of the chunk, for 2 or 4 sub-blocks:
+    """Turns the inverses of two sub-blocks, T, into that of the chunk:
 
-    (I + Y)^-1 T = (I - Y + Y^2 - Y^3) T = (I + Y^2) (T - Y T)   with Y = T (X diag(beta)) of pairs
-    of different sub-blocks, Y^4 = 0.
+    T - T X diag(beta) T, with the pairs of different sub-blocks in X.
     """
     h, number = tl.program_id(0) % heads.H_q, tl.program_id(0) // heads.H_q
     at = segment_of(number, cu_seqlens, rows, B, sizes.CHUNK, chunks)
@@ -122,9 +121,7 @@ def merge_kernel(
     block = tl.arange(0, sizes.CHUNK) // SUB
     x = load_square(X, n, h, heads, sizes.CHUNK)
     x *= load_beta(beta, chunk, h, beta_b, beta_h, beta_l)[None, :]
+    x = tl.where(block[:, None] > block[None, :], x, 0.0)
     of_blocks = load_square(T, n, h, heads, sizes.CHUNK)
-    y = product(of_blocks, tl.where(block[:, None] > block[None, :], x, 0.0), sizes)
-    total = of_blocks - product(y, of_blocks, sizes)
-    if sizes.CHUNK == 4 * SUB:
-        total += product(product(y, y, sizes), total, sizes)
-    tl.store(square(T, n, h, heads, 0, 0, sizes.CHUNK, sizes.CHUNK, sizes.CHUNK), total)
+    x = product(product(of_blocks, x, sizes), of_blocks, sizes)
+    store_square(T, n, h, heads, of_blocks - x, sizes.CHUNK)

@@ -65,18 +65,21 @@ def scan_kernel(
         if states is not None:
             store_matrix(states, n, h, heads, column, S, sizes)
         chunk = rows_of(at, first, sizes.CHUNK)
-        decay = load_factors(high, low, at, chunk, first, h, sizes)
+        enter = from_start(load_sums(high, low, chunk, h, sizes))
         key, _ = load_unit(k, chunk, h // sizes.GROUP, sizes)
-        w = load_values(v, chunk, h, column, sizes) - product(key * decay.enter, S, sizes)
+        w = load_values(v, chunk, h, column, sizes) - product(key * enter, S, sizes)
         r = product(load_square(T, n, h, heads, sizes.CHUNK), w, sizes)
         if residuals is not None:
             store_slice(residuals, chunk, h, column, r, sizes.D_V)
         u = r * load_beta(beta, chunk, h, beta_b, beta_h, beta_l)[:, None]
         if o is not None:
             query, _ = load_unit(q, chunk, h // sizes.GROUP, sizes)
-            y = product(query * decay.enter * scale, S, sizes)
+            y = product(query * enter * scale, S, sizes)
             y = add_product(y, load_square(P, n, h, heads, sizes.CHUNK), u, sizes)
             store_slice(o, chunk, h, column, y, sizes.D_V)
+        # loaded again: they would take registers until here
+        decay = load_factors(high, low, at, chunk, first, h, sizes)
+        key, _ = load_unit(k, chunk, h // sizes.GROUP, sizes)
         S = add_product(S * decay.kept, tl.trans(key * decay.leave), u, sizes)
     if states is not None:
         store_matrix(states, at.base + at.count, h, heads, column, S, sizes)
