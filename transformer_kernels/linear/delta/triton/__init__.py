@@ -5,12 +5,7 @@ kernels/      the Triton kernels
 tiles.py      chunk and slice for each chip, precision and width
 passes.py     one call: tensors, sizes, memory
 launch.py     host side of a forward pass, a backward pass and steps
-backend.py    interface to dispatch
 report.py     offline compilation of every tile
 
 docs/linear.md explains the design.
 """
-
-from .backend import TritonDelta
-
-__all__ = ["TritonDelta"]

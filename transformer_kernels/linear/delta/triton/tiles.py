@@ -1,6 +1,9 @@
 """Chunk and slice of the kernels of the gated delta rule, for each chip, precision and width.
 
-No tile has been timed on a GPU.
+Each tile is the largest tried that spills few registers inside its loops, according to the compiler
+(`python -m transformer_kernels tiles`). Exception: float32 of width 256 spills with every tile. A
+slice has at least 32 columns: for narrow tiles see docs/triton.md, section 5. No tile has been
+timed on a GPU.
 """
 
 from __future__ import annotations
@@ -12,8 +15,6 @@ import torch
 from ....backends.triton.config import Chip
 from ...triton import tiles
 from ...triton.tiles import WIDTHS, Precision, Tile
-
-__all__ = ["WIDTHS", "Precision", "Tile", "precision", "solve_precision", "tile"]
 
 
 def tile(chip: Chip, columns: int, precision: Precision, *, channels: bool) -> Tile:
@@ -27,7 +28,7 @@ def tile(chip: Chip, columns: int, precision: Precision, *, channels: bool) -> T
             registers that a chunk has 16 tokens.
     """
     index = next(n for n, limit in enumerate(WIDTHS) if columns <= limit)
-    found = Tile(*_TILES[precision][index])
+    found = Tile(*_TILES[chip.name][precision][index])
     return replace(found, chunk=16) if channels and index else found
 
 
@@ -46,8 +47,24 @@ def solve_precision(chip: Chip) -> Precision:
     return tiles.precision(chip, torch.float32)
 
 
-_TILES: dict[Precision, tuple[tuple[int, int, int, int], ...]] = {
+_Rows = tuple[tuple[int, int, int, int], ...]
+
+# (chunk, slice, warps, stages) for the widths 64, 128 and 256. A chunk has 16 or 32 tokens.
+# fmt: off
+_FLOATS: _Rows = ((32, 32, 8, 1), (16, 32, 8, 1), (16, 32, 8, 1))
+_AMPERE: dict[Precision, _Rows] = {
     "bf16x3": ((32, 32, 8, 1), (32, 32, 8, 1), (16, 32, 8, 1)),
-    "bf16x6": ((32, 32, 8, 1), (16, 32, 8, 1), (16, 32, 8, 1)),
-    "ieee": ((32, 32, 8, 1), (16, 32, 8, 1), (16, 32, 8, 1)),
+    "bf16x6": _FLOATS,
 }
+_HOPPER: dict[Precision, _Rows] = {
+    "bf16x3": ((32, 64, 8, 1), (32, 32, 8, 1), (16, 32, 8, 1)),
+    "bf16x6": _FLOATS,
+}
+_TILES: dict[str, dict[Precision, _Rows]] = {
+    "sm80": _AMPERE,
+    "sm86": _AMPERE,
+    "sm90": _HOPPER,
+    "sm100": _HOPPER,
+    "gfx9": {"ieee": ((32, 32, 4, 1), (16, 32, 8, 1), (16, 32, 8, 1))},
+}
+# fmt: on
