@@ -7,5 +7,5 @@ passes.py     one call: tensors, sizes, memory
 launch.py     host side of a forward pass, a backward pass and steps
 report.py     offline compilation of every tile
 
-docs/linear.md explains the design.
+docs/delta.md, section 6, explains the design.
 """

@@ -1,7 +1,7 @@
 """Host side of the gated delta rule: the launches of a forward pass, of a backward pass and of
 steps.
 
-docs/linear.md explains the passes.
+docs/delta.md, section 6, explains the passes.
 """
 
 from __future__ import annotations

@@ -9,5 +9,5 @@ steps.py       the recurrence, token by token
 memory.py      positions, loads and stores
 arguments.py   kernel arguments
 
-docs/linear.md has the formulas.
+docs/delta.md has the formulas.
 """
