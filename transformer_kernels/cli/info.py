@@ -48,7 +48,7 @@ def _tiles(args: argparse.Namespace) -> int:
     if target.INTERPRETED:
         raise UserError("Triton's interpreter is on: unset TRITON_INTERPRET to compile")
     chips, widths = tuple(args.chip or CHIPS), tuple(args.width or WIDTHS)
-    row = "{:6} {:28} {:9} {:>5}  {:9} {:>5} {:>6} {:>7} {:>9} {:>6} {:>8} {:>7}"
+    row = "{:6} {:31} {:9} {:>5}  {:9} {:>5} {:>6} {:>7} {:>9} {:>6} {:>8} {:>7}"
     heading = "chip kernel dtype D tile warps stages KiB registers spills in-loops seconds"
     print(row.format(*heading.split()))
     suites = (compile_report.ATTENTION, LINEAR, DELTA)

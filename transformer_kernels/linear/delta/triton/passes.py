@@ -12,11 +12,11 @@ from ....backends.triton import target
 from ....backends.triton.kernels.arguments import Heads, Rows, contiguous, rows
 from ....backends.triton.launch import as_rows
 from ...triton.passes import blocks
+from ...triton.tiles import Precision, Tile
 from ..types import Inputs, Options
 from . import tiles
 from .kernels import arguments
 from .kernels.arguments import SUB_BLOCK, Scalars
-from .tiles import Precision, Tile
 
 
 class Pass(NamedTuple):
