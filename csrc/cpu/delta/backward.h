@@ -22,8 +22,8 @@ template <typename Engine>
 struct DeltaBackwardScan {
   using Real = typename Engine::Real;
   ChunkScan<Engine> chunk;
-  Block<Engine> d_o, z, q_start;
-  Block<Engine> p, dp, dx;  // P; scale dP G, dX G
+  Block<Engine> d_o, z;
+  Block<Engine> dp, dx;     // scale dP G, dX G
   Block<Engine> S;          // before the chunk
   Block<Engine>* d_states;  // of each value head
   Real* saved;              // (heads, longest sequence's chunks): a state and r
@@ -47,14 +47,17 @@ DeltaBackwardScan<Engine> make_delta_backward(const DeltaProblem& p, int64_t chu
                                               bool* finite) {
   using Real = typename Engine::Real;
   const int64_t heads = p.H_v / p.H_k;
-  const Uses uses{
-      .q = kRight, .k = kRight, .k_start = kLeftT, .k_end = kLeft, .u = kLeft | kRightT};
+  const Uses uses{.q = kRight,
+                  .k = kRight,
+                  .u = kLeft | kRightT,
+                  .q_start = kLeftT,
+                  .k_start = kLeftT,
+                  .k_end = kLeft,
+                  .p = kLeftT};
   DeltaBackwardScan<Engine> s;
   s.chunk = make_chunk_scan<Engine>(p, heads, uses, arena, finite);
   s.d_o = make_block<Engine>(arena, kLeft | kRight, kChunk, p.D_v);
   s.z = make_block<Engine>(arena, kLeft | kRight, kChunk, p.D_v);
-  s.q_start = make_block<Engine>(arena, kLeftT, kChunk, p.D);
-  s.p = make_block<Engine>(arena, kLeftT, kChunk, kChunk);
   for (Block<Engine>* x : {&s.dp, &s.dx}) {
     *x = make_block<Engine>(arena, kLeft | kLeftT, kChunk, kChunk);
   }
@@ -167,7 +170,7 @@ void solve_gradient(const DeltaBackwardParams& p, const DeltaBackwardScan<Engine
   const ChunkScan<Engine>& c = s.chunk;
   const int64_t count = round_up(rows, 32), width = s.z.width();
   multiply<Engine>(count, width, {{c.k_end.left(), dS.right(), c.k.width()}}, s.y, width);
-  add_by_transposed_weights(count, s.p, s.d_o, s.y);
+  add_by_transposed_weights(count, c.p, s.d_o, s.y);
   clear(s.z.rows, s.z.size());
   solve<true>(count, width, c.weights.x, c.beta, width, s.y, s.z.rows);
   Real* const dbeta = static_cast<Real*>(p.dbeta) + (one.b * p.H_v + h) * stored_rows(p) + row;
@@ -220,7 +223,7 @@ void add_weight_gradients(const DeltaProblem& p, const DeltaBackwardScan<Engine>
   const Weights<Real> gradients{s.dx.rows, s.dp.rows};
   multiply_triangle(count, s.d_o, c.u, gradients.p);
   multiply_triangle(count, s.z, c.u, gradients.x);
-  mask_weights(c.gates, count, gradients, Real{-1}, static_cast<Real>(p.scale));
+  mask_weights(c.gates, count, gradients, Real{-1}, static_cast<Real>(p.scale), gradients);
   if (c.gates.by_channel) {
     add_channel_gradients(c.gates, c.channels, count, gradients, s.own, s.sub, s.product);
     return;
@@ -235,17 +238,14 @@ void add_weight_gradients(const DeltaProblem& p, const DeltaBackwardScan<Engine>
 
 // dS of the chunk before.
 template <typename Engine>
-void advance_gradient(const DeltaProblem& p, const DeltaBackwardScan<Engine>& s,
-                      const Block<Engine>& dS) {
-  using Real = typename Engine::Real;
+void advance_gradient(const DeltaBackwardScan<Engine>& s, const Block<Engine>& dS) {
   const ChunkScan<Engine>& c = s.chunk;
-  scale_by(c.gates, c.gates.from_start, static_cast<Real>(p.scale), c.q.rows, s.q_start.rows);
-  s.q_start.pack();
+  c.q_start.pack();
   c.k_start.pack(kLeftT);
   decay_state(c.gates, dS.width(), dS.rows);
   multiply<Engine, Accuracy::kFull>(
       dS.layout.rows, dS.width(),
-      {{s.q_start.left_t(), s.d_o.right(), kChunk}, {c.k_start.left_t(), s.z.right(), kChunk}},
+      {{c.q_start.left_t(), s.d_o.right(), kChunk}, {c.k_start.left_t(), s.z.right(), kChunk}},
       dS.rows, dS.width(), WriteMode::kAccumulate);
 }
 
@@ -277,8 +277,7 @@ void backward_head(const DeltaBackwardParams& p, const DeltaBackwardScan<Engine>
       slice(p, p.d_o, one, h, one.N, p.D_v), row, [](int64_t) { return true; }, values, s.d_o.rows,
       c.finite);
   s.d_o.pack();
-  std::copy_n(c.weights.p, kChunk * kChunk, s.p.rows);
-  s.p.pack();
+  c.p.pack();
   start_decay_gradient(p, c.gates, dS, end, s.dc);
   solve_gradient(p, s, one, h, row, rows, dS);
   begin_row_gradients(p, s, count, dS);
@@ -288,7 +287,7 @@ void backward_head(const DeltaBackwardParams& p, const DeltaBackwardScan<Engine>
     s.dq[i] += s.own.q[i];
     s.dk[i] += s.own.k_row[i] + s.own.k_column[i];
   }
-  advance_gradient(p, s, dS);
+  advance_gradient(s, dS);
 }
 
 // Writes the gradient of a row of q or k from that of the row divided by its length.

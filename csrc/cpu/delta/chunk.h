@@ -30,22 +30,23 @@ TK_INLINE Heads heads_of(const DeltaProblem& p, int64_t item, int64_t parts) {
 template <typename Engine>
 struct ChunkScan {
   using Real = typename Engine::Real;
-  Block<Engine> q, k;
-  Block<Engine> k_start;  // -e k
-  Block<Engine> k_end;    // to_end k
-  Block<Engine> u;
-  Block<Engine>* states;  // S of each value head
+  Block<Engine> q, k, u;
+  Block<Engine> q_start, k_start;  // scale e q, -e k
+  Block<Engine> k_end;             // to_end k
+  Block<Engine> p;                 // P
+  Block<Engine>* states;           // S of each value head
   Gates<Real> gates;
-  Weights<Real> products, weights;  // q . k and k . k of a head, shared; those of a value head
-  ChannelRows<Real> channels;       // if gates are by channel
-  Real *r, *beta;                   // kChunk x padded D_v, kChunk
-  Real *q_inverse, *k_inverse;      // 1 / lengths of rows under l2norm
+  Weights<Real> products;       // q . k and k . k, which value heads share
+  Weights<Real> weights;        // of a value head; its p are the rows of P
+  ChannelRows<Real> channels;   // if gates are by channel
+  Real *r, *beta;               // kChunk x padded D_v, kChunk
+  Real *q_inverse, *k_inverse;  // 1 / lengths of rows under l2norm
   bool* finite;
 };
 
-// Which uses of operands a pass adds to those of solve_chunk().
+// Uses of operands in a pass, beside those by the functions below.
 struct Uses {
-  unsigned q, k, k_start, k_end, u;
+  unsigned q = 0, k = 0, u = 0, q_start = 0, k_start = 0, k_end = 0, p = 0;
 };
 
 template <typename Engine>
@@ -60,9 +61,11 @@ ChunkScan<Engine> make_chunk_scan(const DeltaProblem& p, int64_t heads, Uses mor
   ChunkScan<Engine> s;
   s.q = make_block<Engine>(arena, kLeft | more.q, kChunk, p.D);
   s.k = make_block<Engine>(arena, kLeft | kRightT | more.k, kChunk, p.D);
+  s.u = make_block<Engine>(arena, kRight | more.u, kChunk, p.D_v);
+  s.q_start = make_block<Engine>(arena, more.q_start, kChunk, p.D);
   s.k_start = make_block<Engine>(arena, kLeft | more.k_start, kChunk, p.D);
   s.k_end = make_block<Engine>(arena, kLeftT | more.k_end, kChunk, p.D);
-  s.u = make_block<Engine>(arena, kRight | more.u, kChunk, p.D_v);
+  s.p = make_block<Engine>(arena, more.p, kChunk, kChunk);
   s.states = allocate<Block<Engine>>(arena, heads);
   for (int64_t n = 0; n < heads; ++n) {
     const Block<Engine> state = make_delta_state<Engine>(p, kRight, arena);
@@ -70,9 +73,10 @@ ChunkScan<Engine> make_chunk_scan(const DeltaProblem& p, int64_t heads, Uses mor
   }
   const int64_t width = s.k.width();
   s.gates = make_gates<Real>(p, width, arena);
-  for (Real** x : {&s.products.x, &s.products.p, &s.weights.x, &s.weights.p}) {
+  for (Real** x : {&s.products.x, &s.products.p, &s.weights.x}) {
     *x = allocate<Real>(arena, kChunk * kChunk);
   }
+  s.weights.p = s.p.rows;
   const int64_t rows = s.gates.by_channel ? kChunk * width : 0;
   s.channels = {s.q.rows, s.k.rows, allocate<Real>(arena, rows), allocate<Real>(arena, rows)};
   s.r = allocate<Real>(arena, kChunk * s.u.width());
@@ -128,7 +132,7 @@ void check_finite(const typename Engine::Real* x, int64_t count, bool* finite) {
   }
 }
 
-// Reads gates and beta of value head h, and weighs its tokens.
+// Reads gates and beta of value head h, weighs its tokens, and decays q and k; does not pack them.
 template <typename Engine>
 void read_head(const DeltaProblem& p, const ChunkScan<Engine>& s, const Heads& at, int64_t h,
                int64_t chunk) {
@@ -142,13 +146,11 @@ void read_head(const DeltaProblem& p, const ChunkScan<Engine>& s, const Heads& a
   check_finite<Engine>(s.beta, kChunk, s.finite);
   const bool is_number = read_gates(p, one, h, row, rows, s.gates);
   if (Engine::kSplits && !is_number) __atomic_store_n(s.finite, false, __ATOMIC_RELAXED);
-  if (s.gates.by_channel) {
-    weigh_channels(s.gates, s.channels, count, s.weights);
-  } else {
-    std::copy_n(s.products.x, kChunk * kChunk, s.weights.x);
-    std::copy_n(s.products.p, kChunk * kChunk, s.weights.p);
-  }
-  mask_weights(s.gates, count, s.weights, Real{1}, static_cast<Real>(p.scale));
+  const bool by_channel = s.gates.by_channel;
+  if (by_channel) weigh_channels(s.gates, s.channels, count, s.weights);
+  mask_weights(s.gates, count, by_channel ? s.weights : s.products, Real{1},
+               static_cast<Real>(p.scale), s.weights);
+  scale_by(s.gates, s.gates.from_start, static_cast<Real>(p.scale), s.q.rows, s.q_start.rows);
   scale_by(s.gates, s.gates.from_start, Real{-1}, s.k.rows, s.k_start.rows);
   scale_by(s.gates, s.gates.to_end, Real{1}, s.k.rows, s.k_end.rows);
 }

@@ -8,16 +8,14 @@ namespace tk::cpu::TK_ISA {
 template <typename Engine>
 struct DeltaForwardScan {
   ChunkScan<Engine> chunk;
-  Block<Engine> q_start, weights;  // scale e q; P
-  typename Engine::Real* o;        // kChunk x padded D_v
+  typename Engine::Real* o;  // kChunk x padded D_v
 };
 
 template <typename Engine>
 DeltaForwardScan<Engine> make_delta_forward(const DeltaProblem& p, Arena& arena, bool* finite) {
   DeltaForwardScan<Engine> s;
-  s.chunk = make_chunk_scan<Engine>(p, p.H_v / p.H_k, Uses{}, arena, finite);
-  s.q_start = make_block<Engine>(arena, kLeft, kChunk, p.D);
-  s.weights = make_block<Engine>(arena, kLeft, kChunk, kChunk);
+  const Uses uses{.q_start = kLeft, .p = kLeft};
+  s.chunk = make_chunk_scan<Engine>(p, p.H_v / p.H_k, uses, arena, finite);
   s.o = allocate<typename Engine::Real>(arena, kChunk * s.chunk.u.width());
   return s;
 }
@@ -26,18 +24,15 @@ DeltaForwardScan<Engine> make_delta_forward(const DeltaProblem& p, Arena& arena,
 template <typename Engine>
 void write_delta_output(const DeltaForwardParams& p, const DeltaForwardScan<Engine>& s,
                         const Heads& at, int64_t h, int64_t chunk, const Block<Engine>& S) {
-  using Real = typename Engine::Real;
   const ChunkScan<Engine>& c = s.chunk;
   const Sequence& one = at.sequence;
   const int64_t row = one.first + chunk * kChunk, rows = rows_of_chunk(one, chunk);
   const int64_t count = round_up(rows, 32), width = c.u.width();
-  scale_by(c.gates, c.gates.from_start, static_cast<Real>(p.scale), c.q.rows, s.q_start.rows);
-  s.q_start.pack();
-  std::copy_n(c.weights.p, kChunk * kChunk, s.weights.rows);
-  s.weights.pack();
-  multiply_by_weights(count, s.weights, c.u, s.q_start, S, s.o);
+  c.q_start.pack();
+  c.p.pack();
+  multiply_by_weights(count, c.p, c.u, c.q_start, S, s.o);
   for (int64_t r = 0; r < rows; ++r) {
-    write_row(s.o + r * width, p.D_v, Real{1}, p.dtype, p.o.data,
+    write_row(s.o + r * width, p.D_v, typename Engine::Real{1}, p.dtype, p.o.data,
               row_offset(p.o, one.b, h, row + r), p.o.stride[3]);
   }
 }

@@ -17,20 +17,21 @@ struct Weights {
   Real *x, *p;
 };
 
-// x and p (products) times the decay times a factor, by token; their triangles, by channel. The
-// first `count` rows and columns.
+// Products times the decay and a factor, by token; only times the factor, by channel. Zero outside
+// of the triangles. The first `count` rows and columns.
 template <typename Real>
-void mask_weights(const Gates<Real>& g, int64_t count, Weights<Real> w, Real x_factor,
-                  Real p_factor) {
+void mask_weights(const Gates<Real>& g, int64_t count, Weights<Real> products, Real x_factor,
+                  Real p_factor, Weights<Real> to) {
   constexpr int64_t W = kLanes<Real>;
   for (int64_t i = 0; i < count; ++i) {
     for (int64_t j = 0; j < count; j += W) {
-      Real *const x = w.x + i * kChunk + j, *const p = w.p + i * kChunk + j;
+      const int64_t at = i * kChunk + j;
       const Vec<Real> distance = broadcast(static_cast<Real>(i - j)) - iota<Real>();
-      const Vec<Real> decay = g.by_channel ? broadcast(Real{1}) : load(g.between + i * kChunk + j);
-      const Vec<Real> x_weight = load(x) * decay * x_factor, p_weight = load(p) * decay * p_factor;
-      store(x, distance > 0 ? x_weight : Vec<Real>{});
-      store(p, distance >= 0 ? p_weight : Vec<Real>{});
+      const Vec<Real> decay = g.by_channel ? broadcast(Real{1}) : load(g.between + at);
+      const Vec<Real> x = load(products.x + at) * decay * x_factor;
+      const Vec<Real> p = load(products.p + at) * decay * p_factor;
+      store(to.x + at, distance > 0 ? x : Vec<Real>{});
+      store(to.p + at, distance >= 0 ? p : Vec<Real>{});
     }
   }
 }
