@@ -150,7 +150,8 @@ def peer(run: Run, model: str, name: str) -> Callable[..., Any] | None:
     except ModuleNotFoundError as error:
         run.skipped.append(f"{TRANSFORMERS}, {name}: {error}")
         return None
-    return unwrap(getattr(found, name))
+    function: Callable[..., Any] = unwrap(getattr(found, name))
+    return function
 
 
 def outputs(attend: Attend, inputs: Inputs, learned: Sequence[Tensor] = ()) -> list[Tensor]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+import transformer_kernels
 from benchmarks.report import delta as picture
 from benchmarks.runner.run import Run
 from benchmarks.suites import delta
@@ -65,10 +66,10 @@ def test_a_wrong_result_stops_a_comparison_before_it_is_timed(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wrong(*tensors: Tensor, backend: str, **options: Any) -> Tensor:
-        o = gated_delta_rule(*tensors, backend=backend, **options)
+        o: Tensor = gated_delta_rule(*tensors, backend=backend, **options)
         return o if backend == "reference" else 1.1 * o
 
-    monkeypatch.setattr(delta.tk, "gated_delta_rule", wrong)
+    monkeypatch.setattr(transformer_kernels, "gated_delta_rule", wrong)
     with pytest.raises(AssertionError, match="of the largest value"):
         measured(run, partial(delta.layers, DELTA))
     assert run.rows == []
