@@ -101,6 +101,7 @@ def operator_units(
     flags = (*stable_abi(torch), *about_library)
     return (
         Unit("csrc/bindings/cpu_operators.cpp", flags, variant),
+        Unit("csrc/bindings/conv_operators.cpp", flags, variant),
         Unit("csrc/bindings/linear_operators.cpp", flags, variant),
         Unit("csrc/bindings/delta_operators.cpp", flags, variant),
         Unit("csrc/bindings/operator_call.cpp", stable_abi(torch)),
@@ -121,6 +122,6 @@ def operator_units(
         *(
             Unit(f"csrc/cpu/{folder}/kernels.cpp", (f"-DTK_ISA={isa.name}", *isa.flags), isa.name)
             for isa in isas
-            for folder in ("attention", "linear", "delta")
+            for folder in ("attention", "conv", "linear", "delta")
         ),
     )

@@ -10,6 +10,7 @@ docs/attention.md specifies the operator: formulas, masks, dropout and numerics.
 
 from .dispatch.choose import Explanation
 from .functional.attention import attention
+from .functional.causal_conv1d import causal_conv1d, causal_conv1d_step
 from .functional.decode import attention_decode
 from .functional.delta_rule import (
     gated_delta_rule,
@@ -48,6 +49,8 @@ __all__ = [
     "attention_decode",
     "attention_varlen",
     "attention_weights",
+    "causal_conv1d",
+    "causal_conv1d_step",
     "disable",
     "enable",
     "enabled",

@@ -94,7 +94,8 @@ Tensor empty(std::span<const int64_t> sizes, ScalarType dtype, const Device& dev
 
 Tensor empty_like_layout(const Tensor& x, int64_t width, const Device& device) {
   const std::array<int64_t, 4> sizes{x.size(0), x.size(1), x.size(2), width};
-  return empty_strided(sizes, output_strides(unchecked_view(x), width), x.scalar_type(), device);
+  return empty_strided(std::span(sizes).first(static_cast<size_t>(x.dim())),
+                       output_strides(unchecked_view(x), width), x.scalar_type(), device);
 }
 
 }  // namespace tk

@@ -42,7 +42,8 @@ ScalarType statistics_dtype(const Tensor& q);
 // Uninitialised contiguous tensor; on a CPU filled with NaN after want_poison(true).
 Tensor empty(std::span<const int64_t> sizes, ScalarType dtype, const Device& device);
 
-// Uninitialised (B, H, L, width), with the memory order of x's heads and sequence.
+// Uninitialised (B, H, L, width), with the memory order of x's heads and sequence; without the last
+// dimension, and with width 1, if x has three.
 Tensor empty_like_layout(const Tensor& x, int64_t width, const Device& device);
 
 }  // namespace tk

@@ -19,6 +19,7 @@ from transformer_kernels.backends.triton import operators as triton_operators
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.linear.attention import LINEAR, LINEAR_BACKENDS
 from transformer_kernels.linear.backends import KernelBackend
+from transformer_kernels.linear.delta.backends import DELTA_BACKENDS
 from transformer_kernels.linear.family import BackwardCall
 from transformer_kernels.linear.types import Cotangents, Inputs, Options, Saved
 from transformer_kernels.masks.resolved import ALL_VISIBLE, ResolvedMask
@@ -115,6 +116,7 @@ LINEAR_KERNELS = {
     for backend in LINEAR_BACKENDS
     if isinstance(backend, KernelBackend) and backend.name in NAMES
 }
+DELTA_KERNELS = [backend for backend in DELTA_BACKENDS if isinstance(backend, KernelBackend)]
 LINEAR_OPTIONS = Options("relu", causal=False, normalize=False, eps=0.5)
 
 
@@ -123,10 +125,10 @@ def linear_inputs() -> Inputs:
     return Inputs._make(torch.randn(1, 1, 3, 4) for _ in Inputs._fields)
 
 
-@pytest.mark.parametrize("name", LINEAR_KERNELS)
-def test_linear_operators_have_the_schemas_of_the_table(name: str) -> None:
-    found = linear_operators_of(LINEAR_KERNELS[name])
-    for operator, wanted in zip(found, LINEAR.schemas, strict=True):
+@pytest.mark.parametrize("backend", [*LINEAR_KERNELS.values(), *DELTA_KERNELS])
+def test_operators_of_a_family_have_its_schemas(backend: KernelBackend) -> None:
+    found = linear_operators_of(backend)
+    for operator, wanted in zip(found, backend.family.schemas, strict=True):
         assert str(operator._schema).partition("(")[2] == wanted.removeprefix("(")
 
 

@@ -15,21 +15,21 @@ from tests.fuzz.calls import Call
 from tests.fuzz.hostile.calls import hostile_calls
 from tests.fuzz.process import ExecutorProcess, Failure
 from tests.fuzz.valid.bits import bits_calls
-from tests.fuzz.valid.draw import decode, dense, linear, sdpa, valid_calls, varlen
+from tests.fuzz.valid.draw import decode, delta, dense, linear, sdpa, valid_calls, varlen
 
 Generators = dict[str, Callable[[], SearchStrategy[Call]]]
 
 
 def _cpu() -> SearchStrategy[Call]:
     """Nearly half of the calls are of `attention`, which has the most options."""
-    return valid_calls("cpu", dense, dense, dense, varlen, decode, sdpa, linear)
+    return valid_calls("cpu", dense, dense, dense, varlen, decode, sdpa, linear, delta)
 
 
 GENERATORS: Generators = {
     "cpu": _cpu,
     "cuda": lambda: valid_calls("cuda", dense, dense, varlen, decode, linear),
-    "triton": lambda: valid_calls("triton", dense, varlen, linear),
-    "reference": lambda: valid_calls("reference", dense, varlen, decode, linear),
+    "triton": lambda: valid_calls("triton", dense, varlen, linear, delta),
+    "reference": lambda: valid_calls("reference", dense, varlen, decode, linear, delta),
     "bits": lambda: bits_calls(("cpu", "cpu", "cpu", "cpu", "cuda", "triton")),
     "hostile": lambda: hostile_calls(("auto", "cpu", "auto", "cpu", "reference", "cuda", "triton")),
 }

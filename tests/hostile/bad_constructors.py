@@ -1,5 +1,5 @@
-"""Bad arguments of linear attention, of the adapter for xFormers, and of the constructors of masks
-and biases."""
+"""Bad arguments of linear attention, of the gated delta rule, of the adapter for xFormers, and of
+the constructors of masks and biases."""
 
 from __future__ import annotations
 
@@ -49,6 +49,11 @@ PagedMask = xformers.attn_bias.PagedBlockDiagonalPaddedKeysMask
 BIAS = xformers.BlockDiagonalMask.from_seqlens([2, 3], device="cpu")
 CACHED = CacheMask.from_seqlens([2, 3], 3, [2, 3], device="cpu")
 STATE = tk.LinearState(torch.zeros(B, H_kv, D, D_v), torch.zeros(B, H_kv, D))
+H_v = 2 * H_kv
+DELTA = {
+    "q": rand(B, H_kv, N, D), "k": rand(B, H_kv, N, D), "v": rand(B, H_v, N, D_v),
+    "log_decay": torch.zeros(B, H_v, N), "beta": torch.ones(B, H_v, N),
+}  # fmt: skip
 VALID: Valid = {
     "linear_attention": (
         tk.linear_attention,
@@ -62,6 +67,28 @@ VALID: Valid = {
     ),
     "linear_attention_decode": (
         tk.linear_attention_decode, {"q": rand(B, H_q, 2, D), **NEW, "state": STATE},
+    ),
+    "gated_delta_rule": (tk.gated_delta_rule, DELTA),
+    "gated_delta_rule_varlen": (
+        tk.gated_delta_rule_varlen,
+        {
+            **{name: x[0].transpose(0, 1) for name, x in DELTA.items()},
+            "cu_seqlens": torch.tensor([0, 2, 4]),
+        },
+    ),
+    "gated_delta_rule_step": (
+        tk.gated_delta_rule_step, {**DELTA, "state": torch.zeros(B, H_v, D, D_v)},
+    ),
+    "causal_conv1d": (
+        tk.causal_conv1d,
+        {
+            "x": rand(1, 5, 9), "weight": rand(5, 4), "bias": rand(5),
+            "initial_state": rand(2, 5, 3), "cu_seqlens": STARTS,
+        },
+    ),
+    "causal_conv1d_step": (
+        tk.causal_conv1d_step,
+        {"x": rand(2, 5), "weight": rand(5, 4), "bias": rand(5), "state": rand(2, 5, 3)},
     ),
     "memory_efficient_attention": (
         xformers.memory_efficient_attention,
@@ -160,6 +187,91 @@ LINEAR_DECODE = [
     value_error("because linear_attention_decode has no", q=rand(B, H_q, 2, D).requires_grad_()),
     value_error("as many queries as keys", q=rand(B, H_q, 1, D)),
     value_error("eps must be greater than 0", eps=-1),
+]
+_DELTA = [
+    type_error("q must be", q=None),
+    type_error("share a dtype", v=rand(B, H_v, N, D_v).double()),
+    value_error("q must be (batch, heads, length, width)", q=rand(H_kv, N, D)),
+    value_error("q and k must have the same shape", k=rand(B, H_kv, N, D + 1)),
+    value_error("share the batch size and the length", v=rand(B, H_v, N + 1, D_v)),
+    value_error("v's heads must be a positive multiple of k's", v=rand(B, H_v + 1, N, D_v)),
+    value_error("D and D_v must be at least 1", v=rand(B, H_v, N, 0)),
+    type_error("log_decay must be a tensor, got float", log_decay=0.5),
+    type_error("log_decay must be float32, got torch.float64", log_decay=rand(B, H_v, N).double()),
+    value_error("log_decay must be (2, 4, 5) or", log_decay=rand(B, H_v, N + 1)),
+    value_error("log_decay must be (2, 4, 5) or", log_decay=rand(B, H_v, N, D + 1)),
+    value_error("log_decay must be at most 0, ..., got 2", log_decay=torch.full((B, H_v, N), 2.0)),
+    type_error("beta must be a tensor, got NoneType", beta=None),
+    type_error("beta must be float32, got torch.float16", beta=rand(B, H_v, N).half()),
+    value_error("beta must be (2, 4, 5), got shape (2, 4)", beta=rand(B, H_v)),
+    value_error("beta is on meta, q is on cpu", beta=torch.ones(B, H_v, N, device="meta")),
+    value_error("scale must be finite", scale=math.inf),
+    type_error("scale must be a number", scale="1"),
+    type_error("l2norm must be True or False, got 1", l2norm=1),
+    value_error("backend must be one of 'auto', 'cpu'..., 'triton'", backend="cuda"),
+]
+DELTA_RULE = [
+    *_DELTA,
+    type_error("return_state must be True or False", return_state=1),
+    type_error("initial_state must be a tensor, got int", initial_state=3),
+    type_error("initial_state must be float32", initial_state=rand(B, H_v, D, D_v).half()),
+    value_error("initial_state must be (2, 4, ", initial_state=rand(B, H_v, D, D_v + 1)),
+]
+DELTA_VARLEN = [
+    value_error("cu_seqlens must start at 0, got 1", cu_seqlens=torch.tensor([1, 4])),
+    value_error("cu_seqlens must end within the 5 rows of q", cu_seqlens=torch.tensor([0, 9])),
+    value_error("q must be (length, heads, width)", q=rand(B, H_kv, N, D)),
+    value_error("beta must be (5, 4), got", beta=rand(H_v, N)),
+    value_error("log_decay must be at most 0", log_decay=torch.ones(N, H_v)),
+    value_error("initial_state must be (2, 4, ", initial_state=rand(B, H_kv, D, D_v)),
+]
+DELTA_STEP = [
+    *_DELTA,
+    type_error("state must be a tensor, got None", state=None),
+    value_error("state must be (2, 4, ", state=rand(B, H_kv, D, D_v)),
+    value_error("state must be contiguous", state=rand(B, H_v, D_v, D).mT),
+    value_error("because gated_delta_rule_step has no", beta=rand(B, H_v, N).requires_grad_()),
+]
+CONV_DEVICE = "is on meta, x is on cpu"
+CONV = [
+    value_error("x must be (batch, channels, length), got shape (5, 9)", x=rand(5, 9)),
+    type_error("x must be float16, bfloat16, float32 or float64", x=ints(1, 5, 9)),
+    value_error("x must have one batch entry with cu_seqlens, got 2", x=rand(2, 5, 9)),
+    value_error("weight must be (C, W) with C = 5 and W from 2 to 8, got", weight=rand(5, 1, 4)),
+    *(
+        value_error("C = 5 and W from 2 to 8", weight=rand(*size))
+        for size in ((5, 1), (5, 9), (4, 4))
+    ),
+    type_error("weight must be float32, got torch.float64", weight=rand(5, 4).double()),
+    type_error("weight must be float32, got torch.bfloat16", weight=rand(5, 4).bfloat16()),
+    value_error(f"weight {CONV_DEVICE}", weight=meta(5, 4)),
+    value_error("bias must be (5,), got shape (4,)", bias=rand(4)),
+    type_error("bias must be float32", bias=rand(5).double()),
+    value_error(f"bias {CONV_DEVICE}", bias=meta(5)),
+    value_error("activation must be None, 'silu' or 'swish', got 'gelu'", activation="gelu"),
+    value_error("activation must be None, 'silu' or 'swish', got True", activation=True),
+    value_error("initial_state must be (2, 5, 3), got", initial_state=rand(1, 5, 3)),
+    type_error(
+        "initial_state must be float32, got torch.float16", initial_state=rand(2, 5, 3).half()
+    ),
+    value_error(f"initial_state {CONV_DEVICE}", initial_state=meta(2, 5, 3)),
+    type_error("return_state must be True or False", return_state=1),
+    value_error("cu_seqlens must start at 0, got 1", cu_seqlens=STARTS + 1),
+    value_error("cu_seqlens must end within the 9 rows of x, got 18", cu_seqlens=STARTS * 2),
+    value_error("cu_seqlens must be (B + 1,)", cu_seqlens=STARTS[None]),
+    value_error(f"cu_seqlens {CONV_DEVICE}", cu_seqlens=meta(3, dtype=torch.int64)),
+    type_error("cu_seqlens must be int32 or int64", cu_seqlens=STARTS.float()),
+    value_error("backend must be one of 'auto', 'cpu', 'reference', got 'cuda'", backend="cuda"),
+]
+CONV_STEP = [
+    value_error("x must be (batch, channels) or (batch, channels, length)", x=rand(5)),
+    type_error("state must be a tensor", state=None),
+    type_error("state must be float32", state=rand(2, 5, 3).double()),
+    value_error("state must be (2, 5, 3), got", state=rand(2, 5, 4)),
+    value_error("state must not be expanded", state=rand(1, 5, 3).expand(2, 5, 3)),
+    value_error("because causal_conv1d_step has no backward", weight=rand(5, 4).requires_grad_()),
+    value_error("activation must be None, 'silu' or 'swish'", activation="relu"),
+    type_error("bias must be a tensor", bias=3),
 ]
 ALIGN = r"align must be 'top_left' or 'bottom_right', got"
 DEVICE = "device must be a torch device, got"
@@ -388,6 +500,11 @@ ROWS = {
     "linear_attention": LINEAR,
     "linear_attention_varlen": LINEAR_VARLEN,
     "linear_attention_decode": LINEAR_DECODE,
+    "gated_delta_rule": DELTA_RULE,
+    "gated_delta_rule_varlen": DELTA_VARLEN,
+    "gated_delta_rule_step": DELTA_STEP,
+    "causal_conv1d": CONV,
+    "causal_conv1d_step": CONV_STEP,
     **MASKS,
     **BIASES,
     **PATTERNS,

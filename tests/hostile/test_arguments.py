@@ -30,6 +30,8 @@ ROWS = {**bad_arguments.ROWS, **bad_constructors.ROWS}
 EXPLAINED = (
     tk.attention, tk.attention_varlen, tk.attention_decode,
     tk.linear_attention, tk.linear_attention_varlen, tk.linear_attention_decode,
+    tk.gated_delta_rule, tk.gated_delta_rule_varlen, tk.gated_delta_rule_step,
+    tk.causal_conv1d, tk.causal_conv1d_step,
 )  # fmt: skip
 """Operators of `explain`, which raises their errors."""
 

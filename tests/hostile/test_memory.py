@@ -329,6 +329,21 @@ def test_freed_memory_of_linear_attention() -> None:
         torch.ops.transformer_kernels.linear_forward(**linear_arguments(q, k, v, **state._asdict()))
 
 
+@each_damaged(("x", "weight", "bias", "state"))
+def test_damaged_memory_of_convolutions(name: str, damage: Damage) -> None:
+    sizes = {"x": (2, 5, 9), "weight": (5, 4), "bias": (5,), "state": (2, 5, 3)}
+    tensors = {n: torch.randn(size) for n, size in sizes.items()}
+    tensors[name] = damage(tensors[name])
+    x, weight, bias, state = tensors.values()
+    with refused(name, damage):
+        tk.causal_conv1d_step(x, weight, bias, state)
+    with refused("initial_state" if name == "state" else name, damage):
+        tk.causal_conv1d(x, weight, bias, initial_state=state)
+    forward = torch.ops.transformer_kernels.conv_forward
+    with refused_by_operator(damage):
+        forward(x, weight, bias, state, None, True)
+
+
 # Another thread may write lengths, offsets and pages during a call: they are read once.
 
 

@@ -414,3 +414,42 @@ def test_linear_operators_refuse_arguments(subtests: pytest.Subtests) -> None:
         arguments = linear_arguments(q, k, v) | change
         with subtests.test(message), pytest.raises(RuntimeError, match=message):
             torch.ops.transformer_kernels.linear_forward(**arguments)
+
+
+CONV: list[tuple[dict[str, Any], str]] = [
+    ({"x": torch.zeros(5, 9)}, "x must have three dimensions"),
+    ({"x": torch.zeros(1, 5, 9).int()}, "x must be float16, bfloat16, float32 or float64"),
+    ({"weight": torch.zeros(5, 9)}, "weight must have 2 to 8 columns"),
+    ({"weight": torch.zeros(4, 4)}, "weight has the wrong shape"),
+    ({"weight": torch.zeros(5, 4).int()}, "weight must be float16"),
+    ({"bias": torch.zeros(4)}, "bias has the wrong shape"),
+    ({"bias": torch.zeros(5).double()}, "bias has the wrong dtype"),
+    ({"state": torch.zeros(2, 5, 3)}, "state has the wrong shape"),
+    ({"state": torch.zeros(1, 5, 3).half()}, "state has the wrong dtype"),
+    ({"cu_seqlens": torch.tensor([0, 9])}, "cu_seqlens has the wrong dtype"),
+    ({"cu_seqlens": torch.tensor([[0, 9]]).int()}, "packed sequences have one batch entry"),
+    *(
+        ({"cu_seqlens": torch.tensor(starts).int()}, "cu_seqlens must start at 0, not decrease")
+        for starts in ([0, 10], [0, 6, 5], [-1, 5])
+    ),
+]
+
+
+def test_conv_operators_refuse_arguments(subtests: pytest.Subtests) -> None:
+    forward = torch.ops.transformer_kernels.conv_forward
+    x, weight = torch.randn(1, 5, 9), torch.randn(5, 4)
+    valid = {
+        "x": x,
+        "weight": weight,
+        "bias": None,
+        "state": None,
+        "cu_seqlens": None,
+        "silu": True,
+    }
+    for change, message in CONV:
+        with subtests.test(message), pytest.raises(RuntimeError, match=message):
+            forward(**valid | change)
+    backward = torch.ops.transformer_kernels.conv_backward
+    for d_y, message in ((x[:, :, :8], "wrong shape"), (x.double(), "wrong dtype")):
+        with subtests.test(message), pytest.raises(RuntimeError, match=f"d_y has the {message}"):
+            backward(d_y, None, *valid.values())

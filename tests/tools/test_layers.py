@@ -41,7 +41,7 @@ C_LAYERS = (
     {"bindings/fast_path"},
     {"cpu/driver"},
     {"cpu/delta"},
-    {"cpu/attention", "cpu/linear"},
+    {"cpu/attention", "cpu/conv", "cpu/linear"},
     {"cpu/engine"},
     {"cuda"},
     {"cuda/sm80", "cuda/sm90", "cuda/linear"},

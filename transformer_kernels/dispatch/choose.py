@@ -25,8 +25,8 @@ class AnyProblem(Protocol):
         """Its layout, such as "dense" or "varlen"."""
 
     @property
-    def heads(self) -> tuple[int, int, int]:
-        """Numbers of the heads of q, k and v."""
+    def described(self) -> str:
+        """The shapes of its tensors."""
 
 
 class Candidate(Protocol):
@@ -96,10 +96,8 @@ class Explanation:
 
     def __str__(self) -> str:
         p, kind = self.problem.shape, self.problem.kind
-        H_q, H_k, H_v = self.problem.heads
         lines = [
-            f"q ({p.B}, {H_q}, {p.M}, {p.D})  k ({p.B}, {H_k}, {p.N}, {p.D})  "
-            f"v ({p.B}, {H_v}, {p.N}, {p.D_v})  {p.dtype} on {p.device}"
+            f"{self.problem.described}  {p.dtype} on {p.device}"
             + ("" if kind == "dense" else f"  ({kind})"),
             f"runs: {self.chosen} ({self.kernel})" if self.chosen else "runs: nothing",
         ]

@@ -1,6 +1,7 @@
 """Public operators, each with its signature once: dense, packed and cached calls, `explain`."""
 
 from .attention import attention
+from .causal_conv1d import causal_conv1d, causal_conv1d_step
 from .decode import attention_decode
 from .delta_rule import gated_delta_rule, gated_delta_rule_step, gated_delta_rule_varlen
 from .explain import explain
@@ -15,6 +16,8 @@ __all__ = [
     "attention",
     "attention_decode",
     "attention_varlen",
+    "causal_conv1d",
+    "causal_conv1d_step",
     "explain",
     "gated_delta_rule",
     "gated_delta_rule_step",

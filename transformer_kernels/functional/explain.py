@@ -18,6 +18,7 @@ from ..dispatch.gather import gathering
 from ..linear import checks as linear_checks
 from ..linear.attention import LINEAR_BACKENDS, STEP_BACKENDS
 from ..linear.checks import DENSE, PACKED, check_options, map_features
+from ..linear.convolution import CONV_BACKENDS, check_activation, conv_problem, step_problem
 from ..linear.delta import checks as delta_checks
 from ..linear.delta.backends import DELTA_BACKENDS
 from ..linear.family import FamilyProblem
@@ -28,6 +29,7 @@ from ..problem.layout import Layout
 from ..problem.pages import places_of_keys
 from ..problem.varlen import one_entry, varlen_problem
 from .attention import attention
+from .causal_conv1d import causal_conv1d, causal_conv1d_step
 from .decode import attention_decode
 from .delta_rule import gated_delta_rule, gated_delta_rule_step, gated_delta_rule_varlen
 from .linear_attention import linear_attention
@@ -42,13 +44,14 @@ _DELTA: dict[Any, Callable[..., FamilyProblem]] = {
     gated_delta_rule_varlen: delta_checks.varlen_problem,
     gated_delta_rule_step: delta_checks.step_problem,
 }
-_OPERATORS = (attention, attention_varlen, attention_decode, *_LINEAR, *_DELTA)
+_CONV = (causal_conv1d, causal_conv1d_step)
+_OPERATORS = (attention, attention_varlen, attention_decode, *_LINEAR, *_DELTA, *_CONV)
 
 
 def explain(
     q: Tensor,
     k: Tensor,
-    v: Tensor,
+    v: Tensor | None = None,
     *args: Any,
     operator: Callable[..., Any] = attention,
     **arguments: Any,
@@ -59,15 +62,17 @@ def explain(
 
     >>> print(explain(q, k, v, mask=Mask.causal()))
     >>> print(explain(q, k_cache, v_cache, cache_seqlens, operator=attention_decode))
+    >>> print(explain(x, weight, bias, operator=causal_conv1d))
 
     Args:
-        q: as for the operator, like all arguments but `operator`.
-        k: as for the operator: keys, or a key cache.
-        v: as for the operator: values, or a value cache.
+        q: the operator's first argument. All arguments but `operator` are as for the operator.
+        k: its second one: keys, a key cache, or the weight of a convolution.
+        v: its third one: values, a value cache, or the bias of a convolution.
         args: further positional arguments of the operator.
         operator: `attention`, `attention_varlen`, `attention_decode`, `linear_attention`,
             `linear_attention_varlen`, `linear_attention_decode`, `gated_delta_rule`,
-            `gated_delta_rule_varlen` or `gated_delta_rule_step`.
+            `gated_delta_rule_varlen`, `gated_delta_rule_step`, `causal_conv1d` or
+            `causal_conv1d_step`.
         arguments: keyword arguments of the operator. `backend` is the only backend to consider,
             or "auto".
 
@@ -87,9 +92,43 @@ def explain(
     options = _bound(operator, q, k, v, *args, **arguments)
     general_path = _general_path(operator, options)
     backend = options.pop("backend")
-    if operator not in _OPERATORS[:3]:
-        explain_as = _explain_delta if operator in _DELTA else _explain_linear
-        return explain_as(operator, backend, options, general_path)
+    explain_as = _explain_attention
+    if operator in _LINEAR:
+        explain_as = _explain_linear
+    elif operator in _DELTA:
+        explain_as = _explain_delta
+    elif operator in _CONV:
+        explain_as = _explain_conv
+    return explain_as(operator, backend, options, general_path)
+
+
+def _bound(operator: Callable[..., Any], *args: Any, **arguments: Any) -> dict[str, Any]:
+    """Returns the arguments of a call by name, with the defaults of the operator."""
+    call = inspect.signature(operator).bind(*args, **arguments)
+    call.apply_defaults()
+    return call.arguments
+
+
+def _general_path(operator: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
+    """The reason why a call takes the general path; "" if it takes the fast path."""
+    if operator not in (attention, attention_decode):
+        return f"{operator.__name__} has no fast path"
+    options = dict(arguments)
+    if operator is attention_decode:
+        lengths, table = options.pop("cache_seqlens"), options.pop("block_table")
+        options["layout"] = Layout(cache_seqlens=lengths, block_table=table)
+        options["k"], options["v"] = options.pop("k_cache"), options.pop("v_cache")
+    known = inspect.signature(fast_path.plain_attention).parameters
+    others = [options.pop(name) for name in options.keys() - known.keys()]
+    is_plain = all(x is None for x in others)
+    reason = fast_path.plain_attention(**options, is_plain=is_plain, runs=False)
+    return reason if isinstance(reason, str) else ""
+
+
+def _explain_attention(
+    operator: Callable[..., Any], backend: str, options: dict[str, Any], general_path: str
+) -> Explanation:
+    q, k, v, *_ = options.values()
     check_bool("return_lse", options.pop("return_lse"))
     decodes = operator is attention_decode
     if decodes and (type(backend) is not str or backend != "reference"):
@@ -117,29 +156,6 @@ def explain(
     problem = varlen_problem(**options)
     q, k, v = one_entry(q), one_entry(k), one_entry(v)
     return explanation(problem, backend, q, k, v, BACKENDS, general_path)
-
-
-def _bound(operator: Callable[..., Any], *args: Any, **arguments: Any) -> dict[str, Any]:
-    """Returns the arguments of a call by name, with the defaults of the operator."""
-    call = inspect.signature(operator).bind(*args, **arguments)
-    call.apply_defaults()
-    return call.arguments
-
-
-def _general_path(operator: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
-    """The reason why a call takes the general path; "" if it takes the fast path."""
-    if operator not in (attention, attention_decode):
-        return f"{operator.__name__} has no fast path"
-    options = dict(arguments)
-    if operator is attention_decode:
-        lengths, table = options.pop("cache_seqlens"), options.pop("block_table")
-        options["layout"] = Layout(cache_seqlens=lengths, block_table=table)
-        options["k"], options["v"] = options.pop("k_cache"), options.pop("v_cache")
-    known = inspect.signature(fast_path.plain_attention).parameters
-    others = [options.pop(name) for name in options.keys() - known.keys()]
-    is_plain = all(x is None for x in others)
-    reason = fast_path.plain_attention(**options, is_plain=is_plain, runs=False)
-    return reason if isinstance(reason, str) else ""
 
 
 def _explain_linear(
@@ -170,3 +186,17 @@ def _explain_delta(
     problem = _DELTA[operator](**options)
     x = problem.inputs
     return explanation(problem, backend, x.q, x.k, x.v, DELTA_BACKENDS, general_path)
+
+
+def _explain_conv(
+    operator: Callable[..., Any], backend: str, options: dict[str, Any], general_path: str
+) -> Explanation:
+    check_bool("return_state", options.pop("return_state", False))
+    checked = check_activation(options.pop("activation"))
+    if operator is causal_conv1d:
+        problem = conv_problem(options=checked, state=options.pop("initial_state"), **options)
+    else:
+        problem = step_problem(options=checked, **options)
+    x = problem.inputs
+    last = x.weight if x.bias is None else x.bias
+    return explanation(problem, backend, x.x, x.weight, last, CONV_BACKENDS, general_path)

@@ -68,3 +68,12 @@ class LinearOptions(LinearVarlenOptions, total=False):
     """Options of `linear_attention`."""
 
     mask: Mask | None
+
+
+class ConvOptions(TypedDict, total=False):
+    """Options of `causal_conv1d`."""
+
+    activation: str | None
+    initial_state: Tensor | None
+    cu_seqlens: Tensor | None
+    backend: str

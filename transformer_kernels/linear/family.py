@@ -1,9 +1,9 @@
 """A family of operators: a forward pass, a backward pass, and steps that overwrite a state.
 
-Named tuples declare the arguments (see `problem.fields`; the headers *_fields.h in csrc/common are
-the same tables for C++). The schemas of the operators, the packing of their arguments and the fake
-implementations that torch.compile and torch.export run derive from them. The compiled operators and
-those of Triton share all of it.
+Named tuples declare the arguments, see `problem.fields`. The schemas of the operators, the packing
+of their arguments and the fake implementations that torch.compile and torch.export run derive from
+them, for the compiled operators and those of Triton. C++ declares the same schemas, those of linear
+attention by the table of csrc/common/linear_fields.h.
 """
 
 from __future__ import annotations
@@ -49,10 +49,9 @@ class FamilyProblem:
         return "dense" if self.inputs.cu_seqlens is None else "varlen"
 
     @property
-    def heads(self) -> tuple[int, int, int]:
-        """Numbers of the heads of q, k and v, of a family that has them."""
-        q, k, v = (x.shape[1] for x in (self.inputs.q, self.inputs.k, self.inputs.v))
-        return q, k, v
+    def described(self) -> str:
+        x = self.inputs
+        return self.shape.described(*(t.shape[1] for t in (x.q, x.k, x.v)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,6 +37,13 @@ class Shape(NamedTuple):
     def accumulate_dtype(self) -> torch.dtype:
         return accumulate_dtype(self.dtype)
 
+    def described(self, H_q: int, H_k: int, H_v: int) -> str:
+        """Returns the shapes of q, k and v with these heads."""
+        B, M, N, D = self.B, self.M, self.N, self.D
+        return (
+            f"q ({B}, {H_q}, {M}, {D})  k ({B}, {H_k}, {N}, {D})  v ({B}, {H_v}, {N}, {self.D_v})"
+        )
+
 
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
     """Dtype of softmax statistics, sums and states: float32, or float64 for float64 inputs."""
@@ -68,8 +75,8 @@ class Problem:
         return self.layout.kind
 
     @property
-    def heads(self) -> tuple[int, int, int]:
-        return self.shape.H_q, self.shape.H_kv, self.shape.H_kv
+    def described(self) -> str:
+        return self.shape.described(self.shape.H_q, self.shape.H_kv, self.shape.H_kv)
 
     @property
     def scale(self) -> float:

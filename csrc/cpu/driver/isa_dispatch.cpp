@@ -19,6 +19,7 @@ struct Candidate {
   const Kernels* kernels;
   const LinearKernels* linear;
   const DeltaKernels* delta;
+  const ConvKernels* conv;
   bool (*runs_here)();
 };
 
@@ -66,15 +67,17 @@ bool has_amx() { return has_avx512() && has_amx_bf16(); }
 
 // In ascending order of preference; the names are those of the namespaces in kernels.h.
 const Candidate kCandidates[] = {
-    {&portable::kKernels, &portable::kLinearKernels, &portable::kDeltaKernels, [] { return true; }},
+    {&portable::kKernels, &portable::kLinearKernels, &portable::kDeltaKernels,
+     &portable::kConvKernels, [] { return true; }},
 #if defined(TK_HAVE_AVX2)
-    {&avx2::kKernels, &avx2::kLinearKernels, &avx2::kDeltaKernels, has_avx2},
+    {&avx2::kKernels, &avx2::kLinearKernels, &avx2::kDeltaKernels, &avx2::kConvKernels, has_avx2},
 #endif
 #if defined(TK_HAVE_AVX512)
-    {&avx512::kKernels, &avx512::kLinearKernels, &avx512::kDeltaKernels, has_avx512},
+    {&avx512::kKernels, &avx512::kLinearKernels, &avx512::kDeltaKernels, &avx512::kConvKernels,
+     has_avx512},
 #endif
 #if defined(TK_HAVE_AMX)
-    {&amx::kKernels, &amx::kLinearKernels, &amx::kDeltaKernels, has_amx},
+    {&amx::kKernels, &amx::kLinearKernels, &amx::kDeltaKernels, &amx::kConvKernels, has_amx},
 #endif
 };
 
@@ -123,6 +126,7 @@ const Kernels& kernels() { return *chosen().kernels; }
 const LinearKernels& linear_kernels() { return *chosen().linear; }
 
 const DeltaKernels& delta_kernels() { return *chosen().delta; }
+const ConvKernels& conv_kernels() { return *chosen().conv; }
 
 std::string isa() { return kernels().name; }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cpu/attention/kernels.h"
+#include "cpu/conv/kernels.h"
 #include "cpu/delta/kernels.h"
 #include "cpu/linear/kernels.h"
 
@@ -25,6 +26,7 @@ std::vector<std::string> built_isas();
 const Kernels& kernels();
 const LinearKernels& linear_kernels();
 const DeltaKernels& delta_kernels();
+const ConvKernels& conv_kernels();
 std::string isa();
 
 // Forces one of built_isas() until the next call; "auto" restores the default. Throws

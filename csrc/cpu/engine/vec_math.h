@@ -57,6 +57,20 @@ TK_INLINE SplitExp<Real> split_exp(Vec<Real> x) {
   return {reinterpret_cast<Vec<Real>>(bits << C::kMantissaBits), series * r};
 }
 
+// exp(x); 0 where it is below the normal numbers, infinity where it is above; NaN stays NaN.
+template <typename Real>
+TK_INLINE Vec<Real> exp(Vec<Real> x) {
+  constexpr Real kLn2 = static_cast<Real>(0.6931471805599453);
+  constexpr Real kSmallest = ExpConstants<Real>::kSmallestPower * kLn2;
+  constexpr Real kLargest = (ExpConstants<Real>::kExponentBias + Real{0.5}) * kLn2;
+  const Vec<Real> low = broadcast(kSmallest), high = broadcast(kLargest);
+  const Vec<Real> inside = x < kSmallest ? low : x > kLargest ? high : x;
+  const SplitExp<Real> e = split_exp<Real>(inside);
+  const Vec<Real> y = e.power * e.rest + e.power;
+  const Vec<Real> infinity = broadcast(static_cast<Real>(__builtin_inf()));
+  return x < kSmallest ? Vec<Real>{} : x > kLargest ? infinity : y;
+}
+
 // Accuracy of 2^x: well below half precision's rounding, or to the last bits of Real.
 enum class Precision : uint8_t { kHalf, kReal };
 

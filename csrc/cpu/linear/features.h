@@ -6,20 +6,6 @@
 
 namespace tk::cpu::TK_ISA {
 
-// exp(x); 0 where it is below the normal numbers, infinity where it is above; NaN stays NaN.
-template <typename Real>
-TK_INLINE Vec<Real> exp(Vec<Real> x) {
-  constexpr Real kLn2 = static_cast<Real>(0.6931471805599453);
-  constexpr Real kSmallest = ExpConstants<Real>::kSmallestPower * kLn2;
-  constexpr Real kLargest = (ExpConstants<Real>::kExponentBias + Real{0.5}) * kLn2;
-  const Vec<Real> low = broadcast(kSmallest), high = broadcast(kLargest);
-  const Vec<Real> inside = x < kSmallest ? low : x > kLargest ? high : x;
-  const SplitExp<Real> e = split_exp<Real>(inside);
-  const Vec<Real> y = e.power * e.rest + e.power;
-  const Vec<Real> infinity = broadcast(static_cast<Real>(__builtin_inf()));
-  return x < kSmallest ? Vec<Real>{} : x > kLargest ? infinity : y;
-}
-
 template <FeatureMap kMap, typename Real>
 TK_INLINE Vec<Real> feature(Vec<Real> x) {
   if constexpr (kMap == FeatureMap::kElu) {

@@ -14,6 +14,7 @@ from tests.support.backends import ISAS
 from tests.support.case import AnyCase, Layout
 from tests.support.cases import Case
 from tests.support.decode_cases import DecodeCase
+from tests.support.delta import DeltaCase
 from tests.support.linear import LinearCase
 from tests.support.masks import (
     CAUSAL,
@@ -81,7 +82,7 @@ DrawCase = Callable[[Draw, str, str], AnyCase]
 
 @st.composite
 def valid_calls(draw: Draw, backend: str, *kinds: DrawCase) -> Valid:
-    """Calls of some kinds of cases: `dense`, `varlen`, `decode`, `sdpa`, `linear`."""
+    """Calls of some kinds of cases: `dense`, `varlen`, `decode`, `sdpa`, `linear`, `delta`."""
     dtype = pick(draw, *LIMITS[backend].dtypes)
     state: dict[str, Any] = {"poisoned": draw(st.booleans()), "threads": pick(draw, 1, 2, 3)}
     if backend == "cpu":
@@ -276,6 +277,29 @@ def linear(draw: Draw, backend: str, dtype: str) -> LinearCase:
         N=N,
         normalize=fields["feature_map"] != "identity" and draw(st.booleans()),
         eps=pick(draw, 1e-6, 0.5),
+        state=draw(st.booleans()),
+        **fields,
+    )
+
+
+def delta(draw: Draw, backend: str, dtype: str) -> DeltaCase:
+    limits, fields = LIMITS[backend], sizes(draw, backend)
+    H_k, heads = fields.pop("H_kv"), fields.pop("H_q")
+    layout = pick(draw, "dense", "packed", "steps")
+    several = st.lists(limits.lengths(), min_size=1, max_size=4).map(tuple)
+    if layout == "packed":
+        fields |= {"packed": draw(several), "trailing": pick(draw, 0, 3)}
+    if layout == "steps":
+        steps = st.sampled_from([1, 1, 2, 7, 33])
+        fields["steps"] = draw(st.lists(steps, min_size=1, max_size=6).map(tuple))
+    return DeltaCase(
+        B=draw(st.integers(1, 3)),
+        H_k=H_k,
+        H_v=heads,
+        T=draw(limits.lengths()),
+        gate=pick(draw, "none", "scalar", "channel", "reset"),
+        l2norm=draw(st.booleans()),
+        scale=pick(draw, *_SCALES) if rarely(draw) else None,
         state=draw(st.booleans()),
         **fields,
     )

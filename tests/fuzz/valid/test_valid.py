@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from tests.fuzz.calls import Call, parse
 from tests.fuzz.valid.call import SdpaCase, Valid
-from tests.fuzz.valid.draw import decode, dense, linear, sdpa, valid_calls, varlen
+from tests.fuzz.valid.draw import decode, delta, dense, linear, sdpa, valid_calls, varlen
 from tests.support.attention import Relative
 from tests.support.cases import Case
 from tests.support.decode_cases import DecodeCase
+from tests.support.delta import DeltaCase
 from tests.support.linear import LinearCase
 from tests.support.masks import (
     CAUSAL,
@@ -79,6 +80,9 @@ CASES = (
     LinearCase(N=70, H_q=4, decay="token", state=True, mask=KeyRange(end=(40, 70))),
     LinearCase(packed=(5, 0, 40), trailing=3, feature_map="identity", normalize=False),
     LinearCase(steps=(1, 33), decay="head", layout="strided", feature_map="relu", eps=0.5),
+    DeltaCase(T=70, H_v=4, gate="channel", state=True),
+    DeltaCase(packed=(5, 0, 40), trailing=3, l2norm=True),
+    DeltaCase(steps=(1, 33), layout="strided", gate="reset"),
     SdpaCase(**SMALL, mask=(EVERY_MASK[5], CAUSAL), replaced=True, requires_grad=("k",)),
 )  # fmt: skip
 CALLS = (
@@ -116,7 +120,7 @@ def test_every_wrong_result_is_found(call: Valid, monkeypatch: pytest.MonkeyPatc
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(
     st.one_of(
-        valid_calls("cpu", dense, varlen, decode, sdpa, linear),
+        valid_calls("cpu", dense, varlen, decode, sdpa, linear, delta),
         *(valid_calls(name, dense) for name in ("cuda", "triton", "reference")),
     )
 )
