@@ -45,7 +45,8 @@ _LIGHTNING = "MiniMaxLightningAttention"
 _OF_ONE_TOKEN = "apply_mask_to_padding_states"
 """The other function that layers call."""
 _DOCUMENTS = "packed_documents"
-"""Argument by which a base model passes boundaries on to its layers."""
+"""Argument by which a base model passes boundaries on to its layers, of attention too."""
+_POSITIONS = "position_ids"
 _CONFIG = "_config_of_model"
 """Attribute of a layer: the configuration of its model."""
 _FILES = "transformers.models."
@@ -55,7 +56,7 @@ class _State(threading.local):
     call: Call | None = None
     """The call of a layer that runs our functions."""
     documents: Tensor | None = None
-    """The boundaries in the call of a base model."""
+    """The boundaries in the call of a model."""
 
 
 _state = _State()
@@ -152,10 +153,14 @@ def _replace_in(module: ModuleType) -> None:
         replaced.append((layer, "forward", layer.forward))
         new.append(_layer_forward(layer.forward, is_separable, layer.__name__ == _LIGHTNING))
     if layers or "nn.Conv1d(" in (source_of(module) or ""):
-        for model, names in _forward_passes(module, PreTrainedModel):
-            if "layers" in names:
+        models: list[tuple[Any, bool]] = [
+            (model, "layers" in names) for model, names in _forward_passes(module, PreTrainedModel)
+        ]
+        take_positions = all(_POSITIONS in _parameters(one.forward) for one, base in models if base)
+        for model, is_base in models:
+            if is_base or not take_positions:
                 replaced.append((model, "forward", model.forward))
-                new.append(_model_forward(model.forward))
+                new.append(_model_forward(model.forward, is_base))
     for name, ours in FUNCTIONS.items() if layers else ():
         if name in vars(module):
             original = vars(module)[name]
@@ -220,16 +225,22 @@ def _layer_forward(original: _Function, is_separable: bool, is_lightning: bool) 
 _NOT_SEPARATE = "{} cannot separate packed documents: pass one document in a row"
 
 
-def _model_forward(original: _Function) -> _Function:
-    """Returns the forward pass of a base model, which tells its layers the packed documents."""
-    names = list(inspect.signature(original).parameters)[1:]
+def _model_forward(original: _Function, is_base: bool) -> _Function:
+    """Returns the forward pass of a model that finds packed documents.
+
+    A base model tells its layers. Another one tells the base model in it, if it keeps the arguments
+    that would show them to itself, as that of Mamba-2 does.
+    """
+    names = _parameters(original)[1:]
 
     @wraps(original)
     def forward(self: Any, *args: Any, **named: Any) -> Any:
         if not _asks(self.config):
             return original(self, *args, **named)
         documents = _documents(dict(zip(names, args, strict=False)) | named)
-        if documents is not None:
+        if documents is None:
+            documents = _state.documents
+        if is_base and documents is not None:
             _check_is_separable(self)
             named[_DOCUMENTS] = documents
         before = _state.documents
@@ -242,6 +253,10 @@ def _model_forward(original: _Function) -> _Function:
     return forward
 
 
+def _parameters(function: _Function) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
 def _documents(given: Mapping[str, Any]) -> Tensor | None:
     """Returns the boundaries of packed documents in a call of a base model, if there are any."""
     tokens, embeddings = given.get("input_ids"), given.get("inputs_embeds")
@@ -249,7 +264,7 @@ def _documents(given: Mapping[str, Any]) -> Tensor | None:
     if tokens is None or tokens.shape[1] == 1:
         return None
     documents = _given_documents(given, tokens)
-    position_ids = given.get("position_ids")
+    position_ids = given.get(_POSITIONS)
     if documents is not None or position_ids is None:
         return documents
     mask = given.get("attention_mask")
