@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...common.torch_private import constant_in_compiled_code
 from . import linear_functions
 from .divided import joins_tokens, own_modules
 from .lightning import lightning_attention
@@ -49,6 +50,8 @@ _DOCUMENTS = "packed_documents"
 _POSITIONS = "position_ids"
 _CONFIG = "_config_of_model"
 """Attribute of a layer: the configuration of its model."""
+_POOLS = "index_kpool"
+"""Attribute of an indexer that scores keys by groups, which documents would share."""
 _FILES = "transformers.models."
 
 
@@ -291,6 +294,12 @@ def _given_documents(named: Mapping[str, Any], tokens: Tensor) -> Tensor | None:
 
 def _check_is_separable(model: nn.Module) -> None:
     """Raises ValueError if tokens of packed documents meet in a layer of a model."""
+    if (layer := _inseparable_layer(model)) is not None:
+        raise ValueError(_NOT_SEPARATE.format(f"{type(model).__name__}, with the layer {layer},"))
+
+
+@constant_in_compiled_code
+def _inseparable_layer(model: nn.Module) -> str | None:
     inside = ""
     for name, module in own_modules(model):
         if inside and name.startswith(inside):
@@ -298,6 +307,6 @@ def _check_is_separable(model: nn.Module) -> None:
         is_separable = _layers_of(type(module).__module__).get(type(module))
         if is_separable:
             inside = f"{name}."
-        elif is_separable is False or joins_tokens(module):
-            who = f"{type(model).__name__}, whose layer {name} ({type(module).__name__})"
-            raise ValueError(_NOT_SEPARATE.format(f"{who} joins tokens,"))
+        elif is_separable is False or joins_tokens(module) or hasattr(module, _POOLS):
+            return f"{name} ({type(module).__name__})"
+    return None

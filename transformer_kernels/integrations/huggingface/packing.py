@@ -64,7 +64,9 @@ def boundaries(ids: Tensor) -> Tensor:
     return functional.pad(index, (0, 1), value=ids.numel())
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@torch.compiler.disable(  # type: ignore[untyped-decorator]
+    reason="linear layers look for packed documents in position_ids: pass cu_seq_lens_q instead"
+)
 def boundaries_of_positions(position_ids: Tensor, tokens: Tensor | None, B: int) -> Tensor | None:
     """Returns `boundaries` by positions; None if every row is one document.
 
