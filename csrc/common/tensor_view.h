@@ -39,15 +39,14 @@ struct View {
   }
 };
 
-// A tensor of at most four dimensions. Dimensions of size 1 get stride 0, so that they broadcast.
+// A tensor of up to four dimensions. Dimensions of size 1 get stride 0, so that they broadcast.
 // Without elements all strides are 0: torch accepts any stride there, also one whose multiples
 // overflow.
 inline Strided strided(const View& x) {
   Strided s{x.data, {}};
   const bool empty = x.is_empty();
-  for (int32_t d = 0; d < std::min(x.dimensions, 4); ++d) {
+  for (int32_t d = 0; d < x.dimensions; ++d)
     s.stride[d] = empty || x.size[d] == 1 ? 0 : x.stride[d];
-  }
   return s;
 }
 

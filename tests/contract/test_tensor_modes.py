@@ -164,6 +164,14 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
             q, k, v, tk.LinearState(v.new_zeros(2, 4, 8, 8), v.new_zeros(2, 4, 8))
         ),
     ),
+    "convolution": (
+        tk.causal_conv1d,
+        lambda q, k, v: tk.causal_conv1d(q[0], k[0, 0], activation="silu", backend="cpu"),
+    ),
+    "convolution step": (
+        tk.causal_conv1d_step,
+        lambda q, k, v: tk.causal_conv1d_step(q[0], k[0, 0], None, v[0, :, :, 1:].clone()),
+    ),
 }
 
 

@@ -89,6 +89,20 @@ def test_flops_of_linear_attention() -> None:
     assert counted == {"linear_steps": 2 * 6 * 8 * 16}
 
 
+def test_flops_of_the_delta_rule() -> None:
+    v, k, _ = inputs(1, 4, 2, 5, 5, 16, 16)
+    gate = torch.zeros(1, 4, 5)
+    counted = flops(lambda: tk.gated_delta_rule(k, k, v, gate, gate))
+    assert counted == {
+        "delta_forward": 3 * 2 * 4 * 5 * 16 * 16, "delta_backward": 8 * 2 * 4 * 5 * 16 * 16
+    }  # fmt: skip
+    v, k = v[:, :, :1].detach(), k[:, :, :1].detach()
+    counted = flops(
+        lambda: tk.gated_delta_rule_step(k, k, v, None, gate[:, :, :1], torch.zeros(1, 4, 16, 16))
+    )
+    assert counted == {"delta_steps": 3 * 2 * 4 * 16 * 16}
+
+
 def test_flops_without_values() -> None:
     with FakeTensorMode():
         q, k, v = inputs(1, 2, 2, 7, 7, 8, 8)

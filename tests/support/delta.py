@@ -81,7 +81,8 @@ class DeltaCase(AnyCase):
         return len(self.packed) or self.B
 
     def inputs(self, dtype: torch.dtype, device: Device = "cpu") -> DeltaInputs:
-        """Random inputs, with keys of length 1 on average. Trailing padding is NaN."""
+        """Random inputs, with keys of at most length 1, so that no state grows without bound.
+        Trailing padding is NaN."""
         generator, real = self.generator(), accumulate_dtype(dtype)
 
         def rows(heads: int, *width: int, to: torch.dtype, positive: bool = False) -> Tensor:
@@ -102,7 +103,8 @@ class DeltaCase(AnyCase):
         decay = -0.1 * rows(self.H_v, *width, to=real, positive=True)
         if self.gate == "reset":
             decay[:, :, [t for t in (0, 40, 41, 100) if t < self.tokens]] = -math.inf
-        k = rows(self.H_k, self.D, to=dtype) / self.D**0.5
+        k = rows(self.H_k, self.D, to=torch.float32)
+        k = (k / k.norm(dim=-1, keepdim=True).clamp(min=1)).to(dtype)
         S = torch.randn(self.sequences, self.H_v, self.D, self.D_v, generator=generator).to(real)
         if self.steps and not self.state:
             S.zero_()

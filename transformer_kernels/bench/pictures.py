@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,21 +37,26 @@ TITLES: dict[Direction, str] = {
     "fwd+bwd": "forward + backward",
 }
 
+LABELS = {variant.name: variant.label for variant in VARIANTS.values()}
+"""Names of the variants in the pictures, in their order."""
 
-def plot_by_length(rows: Sequence[Row], path: Path) -> None:
+
+def plot_by_length(rows: Sequence[Row], path: Path, labels: Mapping[str, str] = LABELS) -> None:
     """Plots time and peak memory over the sequence length.
 
     Args:
         rows: rows that differ only in length, direction and variant.
         path: output file; its suffix selects the format.
+        labels: names of the variants to draw, in their order. One without a colour in COLOURS
+            takes the colour of a variant that is not drawn.
     """
     directions = [one for one in TITLES if any(row.direction == one for row in rows)]
     figure, panels = new_figure(len(directions) + 1)
     for axes, direction in zip(panels, directions, strict=False):
-        _draw(axes, _only(rows, direction), lambda row: row.N, lambda row: row.median_ms)
+        _draw(axes, _only(rows, direction), lambda row: row.N, lambda row: row.median_ms, labels)
         axes.set(title=TITLES[direction], ylabel="milliseconds")
     with_memory = [row for row in _only(rows, directions[-1]) if row.peak_mib is not None]
-    _draw(panels[-1], with_memory, lambda row: row.N, lambda row: row.peak_mib or 0.0)
+    _draw(panels[-1], with_memory, lambda row: row.N, lambda row: row.peak_mib or 0.0, labels)
     panels[-1].set(title=f"memory, {TITLES[directions[-1]]}", ylabel="MiB at the peak")
     lengths = sorted({row.N for row in rows})
     for axes in panels:
@@ -113,17 +118,20 @@ def _draw(
     rows: Sequence[Row],
     x: Callable[[Row], float],
     y: Callable[[Row], float],
+    labels: Mapping[str, str] = LABELS,
     *,
     line: str = "-",
 ) -> None:
-    for variant in VARIANTS.values():
-        mine = sorted((row for row in rows if row.variant == variant.name), key=x)
+    spare = (colour for name, colour in COLOURS.items() if name not in labels)
+    for name, label in labels.items():
+        colour = COLOURS[name] if name in COLOURS else next(spare)
+        mine = sorted((row for row in rows if row.variant == name), key=x)
         if mine:
             axes.plot(
                 [x(row) for row in mine],
                 [y(row) for row in mine],
-                color=COLOURS[variant.name],
-                label=variant.label,
+                color=colour,
+                label=label,
                 linestyle=line,
                 marker="o",
                 markersize=4,

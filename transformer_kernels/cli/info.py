@@ -40,17 +40,18 @@ def _info(args: argparse.Namespace) -> int:
 
 def _tiles(args: argparse.Namespace) -> int:
     from ..backends.triton import compile_report, target
-    from ..linear.triton import report
+    from ..linear.delta.triton.report import DELTA
+    from ..linear.triton.report import LINEAR
 
     if not target.INSTALLED:
         raise UserError("the command tiles needs the package triton: pip install triton")
     if target.INTERPRETED:
         raise UserError("Triton's interpreter is on: unset TRITON_INTERPRET to compile")
     chips, widths = tuple(args.chip or CHIPS), tuple(args.width or WIDTHS)
-    row = "{:6} {:28} {:9} {:>5}  {:9} {:>5} {:>6} {:>7} {:>9} {:>6} {:>8} {:>7}"
+    row = "{:6} {:31} {:9} {:>5}  {:9} {:>5} {:>6} {:>7} {:>9} {:>6} {:>8} {:>7}"
     heading = "chip kernel dtype D tile warps stages KiB registers spills in-loops seconds"
     print(row.format(*heading.split()))
-    suites = (compile_report.ATTENTION, report.LINEAR)
+    suites = (compile_report.ATTENTION, LINEAR, DELTA)
     for c in chain(*(compile_report.compile_tiles(s, chips, widths=widths) for s in suites)):
         print(
             row.format(

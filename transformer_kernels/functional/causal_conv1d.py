@@ -94,7 +94,7 @@ def causal_conv1d(
         ValueError: an argument has the wrong shape, device or value, or the named backend does not
             support the call.
 
-    Source: docs/linear.md; Gu and Dao 2023, arXiv:2312.00752.
+    Source: docs/delta.md; Gu and Dao 2023, arXiv:2312.00752.
     """
     if is_overridden(x, weight, bias):
         return overridden(
@@ -141,7 +141,7 @@ def causal_conv1d_step(
         ValueError: an argument has the wrong shape, device or value, a tensor requires grad in grad
             mode, or the named backend does not support the call.
 
-    Source: docs/linear.md.
+    Source: docs/delta.md.
     """
     if is_overridden(x, weight, bias, state):
         return overridden(

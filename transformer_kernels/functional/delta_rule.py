@@ -103,7 +103,7 @@ def gated_delta_rule(
         ValueError: an argument has the wrong shape, device or value, or the named backend does not
             support the call.
 
-    Source: docs/linear.md; Yang et al. 2024, arXiv:2412.06464.
+    Source: docs/delta.md; Yang et al. 2024, arXiv:2412.06464.
     """
     if is_overridden(q, k, v, log_decay, beta, initial_state):
         return overridden(
@@ -204,7 +204,7 @@ def gated_delta_rule_varlen(
             support the call. The values of cu_seqlens are checked here on the CPU in eager mode.
         RuntimeError: in compiled code on the CPU, the values of cu_seqlens are out of range.
 
-    Source: docs/linear.md.
+    Source: docs/delta.md.
     """
     if is_overridden(q, k, v, log_decay, beta, cu_seqlens, initial_state):
         return overridden(
@@ -261,7 +261,7 @@ def gated_delta_rule_step(
         ValueError: an argument has the wrong shape, device or value, a tensor requires grad in grad
             mode, or the named backend does not support the call.
 
-    Source: docs/linear.md.
+    Source: docs/delta.md.
     """
     if is_overridden(q, k, v, log_decay, beta, state):
         return overridden(

@@ -16,9 +16,12 @@ from torch.utils.flop_counter import register_flop_formula
 from ..backends.schema import unpack_backward
 from ..common.namespace import NAMESPACE
 from ..linear.attention import LINEAR
+from ..linear.delta.backends import DELTA
 from ..problem import unpack
 from ..problem.operations import (
     backward_operations,
+    delta_backward_operations,
+    delta_forward_operations,
     forward_operations,
     linear_backward_operations,
     linear_forward_operations,
@@ -72,11 +75,29 @@ def _linear_sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int]:
     return q.shape[:3].numel(), k.shape[:3].numel(), k.shape[3], v.shape[3]
 
 
+@_counts("delta_forward", "triton_delta_forward")
+def _delta_forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any, out_val: Any) -> int:
+    return delta_forward_operations(v.shape[:3].numel(), k.shape[3], v.shape[3])
+
+
+@_counts("delta_backward", "triton_delta_backward")
+def _delta_backward(*arguments: Any, out_val: Any) -> int:
+    _, k, v, *_ = DELTA.unpack_backward(arguments).x
+    return delta_backward_operations(v.shape[:3].numel(), k.shape[3], v.shape[3])
+
+
+@_counts("delta_steps", "triton_delta_steps")
+def _delta_steps(q: Tensor, k: Tensor, v: Tensor, *rest: Any, out_val: Any) -> int:
+    return delta_forward_operations(v.shape[:3].numel(), k.shape[3], v.shape[3])
+
+
 def forward_operators() -> tuple[Any, ...]:
-    """Returns the operators of the forward kernels of attention and linear attention.
+    """Returns the operators of the forward kernels of attention, linear attention, the delta rule
+    and the causal convolution.
 
     A policy of `torch.utils.checkpoint.create_selective_checkpoint_contexts` that saves their
     results runs each of them once. docs/drop-in.md has an example.
     """
-    names = "attention_forward", "triton_forward", "linear_forward", "triton_linear_forward"
+    names = [f"{name}_forward" for name in ("attention", "linear", "delta", "conv")]
+    names += ["triton_forward", "triton_linear_forward", "triton_delta_forward"]
     return tuple(operator.default for operator in _available(*names))

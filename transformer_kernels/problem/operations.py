@@ -43,6 +43,19 @@ def linear_backward_operations(queries: int, keys: int, D: int, D_v: int) -> int
     return 2 * (2 * queries + 3 * keys) * D * D_v
 
 
+def delta_forward_operations(tokens: int, D: int, D_v: int) -> int:
+    """Operations of the recurrence of the delta rule: S^T k, k u^T and S^T q.
+
+    `tokens` are rows of v of all batch entries and heads.
+    """
+    return 2 * 3 * tokens * D * D_v
+
+
+def delta_backward_operations(tokens: int, D: int, D_v: int) -> int:
+    """Operations of the state again; q do^T, S do, dS^T k, dS u, S dr and k dr^T."""
+    return 2 * 8 * tokens * D * D_v
+
+
 def visible_pairs(problem: Problem) -> int:
     """Returns the number of visible pairs of all batch entries and query heads.
 

@@ -15,8 +15,14 @@ namespace tk::cpu::TK_ISA {
 
 namespace {
 
+// The state feeds back into every later token, and gradients sum terms that cancel: products of
+// operands rounded to bfloat16 would not do. Engines read rows of any dtype.
+DType precision(const DeltaProblem& p) {
+  return p.dtype == DType::kBFloat16 ? DType::kFloat16 : p.dtype;
+}
+
 size_t forward_workspace(const DeltaForwardParams& p, const Workers& workers) {
-  return largest_workspace(p.dtype, false, [&](auto engine) {
+  return largest_workspace(precision(p), false, [&](auto engine) {
     Arena arena;
     lay_out_delta_forward<decltype(engine)>(p, workers.count, arena);
     return arena.used;
@@ -24,13 +30,13 @@ size_t forward_workspace(const DeltaForwardParams& p, const Workers& workers) {
 }
 
 void run_forward(const DeltaForwardParams& p, const Workers& workers, void* memory) {
-  with_engine(p.dtype, false, [&](auto engine) {
+  with_engine(precision(p), false, [&](auto engine) {
     return delta_forward<decltype(engine)>(p, workers, Arena{static_cast<char*>(memory)});
   });
 }
 
 size_t backward_workspace(const DeltaBackwardParams& p, const Workers& workers) {
-  return largest_workspace(p.dtype, false, [&](auto engine) {
+  return largest_workspace(precision(p), false, [&](auto engine) {
     Arena arena;
     lay_out_delta_backward<decltype(engine)>(p, workers.count, arena);
     return arena.used;
@@ -38,7 +44,7 @@ size_t backward_workspace(const DeltaBackwardParams& p, const Workers& workers) 
 }
 
 void run_backward(const DeltaBackwardParams& p, const Workers& workers, void* memory) {
-  with_engine(p.dtype, false, [&](auto engine) {
+  with_engine(precision(p), false, [&](auto engine) {
     return delta_backward<decltype(engine)>(p, workers, Arena{static_cast<char*>(memory)});
   });
 }

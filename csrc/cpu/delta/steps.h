@@ -8,7 +8,7 @@ namespace tk::cpu::TK_ISA {
 template <typename Real>
 struct DeltaStepScratch {
   Real *q, *k, *kept;  // padded D
-  Real *v, *u, *o;     // padded D_v
+  Real *v, *o;         // padded D_v
   int64_t D, D_v;      // padded
 };
 
@@ -17,7 +17,7 @@ DeltaStepScratch<Real> make_delta_step_scratch(const DeltaProblem& p, Arena& are
   DeltaStepScratch<Real> t;
   t.D = round_up(p.D, kLanes<Real>), t.D_v = round_up(p.D_v, kLanes<Real>);
   for (Real** x : {&t.q, &t.k, &t.kept}) *x = allocate<Real>(arena, t.D);
-  for (Real** x : {&t.v, &t.u, &t.o}) *x = allocate<Real>(arena, t.D_v);
+  for (Real** x : {&t.v, &t.o}) *x = allocate<Real>(arena, t.D_v);
   return t;
 }
 
@@ -42,27 +42,49 @@ void read_kept(const DeltaProblem& p, int64_t b, int64_t h, int64_t token, int64
   for (int64_t d = 0; d < padded; d += kLanes<Real>) store(kept + d, exp<Real>(load(kept + d)));
 }
 
-// u = beta (v - S^T k), S = kept S + k u^T, o = S^T q.
-template <typename Real>
-void step_delta_state(const DeltaProblem& p, const DeltaStepScratch<Real>& t, Real beta,
-                      Real* __restrict S) {
-  const int64_t D_v = p.D_v;
-  Real* const __restrict u = t.u, * const __restrict o = t.o;
-  for (int64_t c = 0; c < D_v; ++c) u[c] = t.v[c];
+constexpr int kStepVectors = kVectorBytes == 64 ? 8 : 4;  // of 32 or 16 registers, twice
+
+// Columns c .. of a state, kCount at a time, which stay in L1 between both passes: u = beta (v -
+// S^T k), S = kept S + k u^T, o = S^T q. Number is a vector or one element.
+template <typename Number, int kCount, typename Real>
+TK_INLINE void step_columns(const DeltaProblem& p, const DeltaStepScratch<Real>& t, Real beta,
+                            int64_t c, Real* S) {
+  constexpr int64_t W = sizeof(Number) / sizeof(Real);
+  const auto read = [](const Real* from) TK_INLINE_LAMBDA {
+    Number x;
+    __builtin_memcpy(&x, from, sizeof(x));
+    return x;
+  };
+  Number u[kCount], o[kCount] = {};
+#pragma GCC unroll 8
+  for (int n = 0; n < kCount; ++n) u[n] = read(t.v + c + n * W);
   for (int64_t d = 0; d < p.D; ++d) {
-    const Real* const row = S + d * D_v;
     const Real k = t.k[d] * t.kept[d];
-    for (int64_t c = 0; c < D_v; ++c) u[c] -= k * row[c];
+#pragma GCC unroll 8
+    for (int n = 0; n < kCount; ++n) u[n] -= k * read(S + d * p.D_v + c + n * W);
   }
-  for (int64_t c = 0; c < D_v; ++c) u[c] *= beta, o[c] = Real{0};
+#pragma GCC unroll 8
+  for (int n = 0; n < kCount; ++n) u[n] *= beta;
   for (int64_t d = 0; d < p.D; ++d) {
-    Real* const row = S + d * D_v;
     const Real kept = t.kept[d], k = t.k[d], q = t.q[d];
-    for (int64_t c = 0; c < D_v; ++c) {
-      row[c] = row[c] * kept + k * u[c];
-      o[c] += q * row[c];
+#pragma GCC unroll 8
+    for (int n = 0; n < kCount; ++n) {
+      Real* const at = S + d * p.D_v + c + n * W;
+      const Number row = read(at) * kept + k * u[n];
+      __builtin_memcpy(at, &row, sizeof(row));
+      o[n] += q * row;
     }
   }
+  __builtin_memcpy(t.o + c, o, sizeof(o));
+}
+
+template <typename Real>
+void step_delta_state(const DeltaProblem& p, const DeltaStepScratch<Real>& t, Real beta, Real* S) {
+  constexpr int64_t W = kLanes<Real>, kStrip = kStepVectors * W;
+  int64_t c = 0;
+  for (; c + kStrip <= p.D_v; c += kStrip) step_columns<Vec<Real>, kStepVectors>(p, t, beta, c, S);
+  for (; c + W <= p.D_v; c += W) step_columns<Vec<Real>, 1>(p, t, beta, c, S);
+  for (; c < p.D_v; ++c) step_columns<Real, 1>(p, t, beta, c, S);
 }
 
 template <typename Real>
@@ -95,7 +117,7 @@ size_t count_delta_steps(const DeltaForwardParams& p, const Workers& workers) {
 template <typename Real>
 void run_delta_steps(const DeltaForwardParams& p, const Workers& workers, Arena arena) {
   const size_t bytes = count_delta_steps<Real>(p, {1, nullptr});
-  for_each(workers, p.B * p.H_v, [&](int64_t worker, int64_t item) {
+  for_each_own(workers, p.B * p.H_v, [&](int64_t worker, int64_t item) {
     Arena own{arena.base + static_cast<size_t>(worker) * bytes};
     const DeltaStepScratch<Real> t = make_delta_step_scratch<Real>(p, own);
     for (int64_t i = 0; i < p.N; ++i) delta_step(p, t, item / p.H_v, item % p.H_v, i);

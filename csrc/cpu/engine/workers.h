@@ -37,6 +37,26 @@ TK_INLINE void for_each(const Workers& workers, int64_t items, Visit&& visit) {
   }
 }
 
+// The same with a fixed part of the items for each worker, so that what it writes stays in its own
+// caches until the next call. For items of equal cost.
+template <typename Visit>
+TK_INLINE void for_each_own(const Workers& workers, int64_t items, Visit&& visit) {
+  struct Context {
+    Visit& visit;
+    int64_t items, workers;
+  } context{visit, items, workers.count < items ? workers.count : items};
+  const auto body = [](void* opaque, int64_t worker) {
+    const Context& c = *static_cast<Context*>(opaque);
+    const int64_t end = c.items * (worker + 1) / c.workers;
+    for (int64_t item = c.items * worker / c.workers; item < end; ++item) c.visit(worker, item);
+  };
+  if (context.workers > 1) {
+    workers.launch(context.workers, body, &context);
+  } else if (context.workers == 1) {
+    body(&context, 0);
+  }
+}
+
 // True if whole heads divide evenly among the workers; what a worker packs is then in its own
 // caches.
 TK_INLINE bool can_own_heads(int64_t heads, int64_t workers) {

@@ -88,6 +88,7 @@ BackwardScan<Engine> make_backward_scan(const LinearProblem& p, Arena& arena, bo
   s.finite = finite;
   Arena other = arena;
   s.queries = make_query_scan<Engine>(p, arena);
+  if (kAddressSanitizer) other = arena;  // red zones of one would lie in the other
   s.keys = make_key_scan<Engine>(p, other);
   arena.used = std::max(arena.used, other.used);
   s.sums = allocate<Real>(arena, s.keys.state.size());

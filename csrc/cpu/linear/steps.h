@@ -86,7 +86,7 @@ size_t count_steps_workspace(const LinearForwardParams& p, const Workers& worker
 template <typename Real>
 void run_steps(const LinearForwardParams& p, const Workers& workers, Arena arena) {
   const size_t bytes = count_steps_workspace<Real>(p, {1, nullptr});
-  for_each(workers, p.B * p.H_kv, [&](int64_t worker, int64_t item) {
+  for_each_own(workers, p.B * p.H_kv, [&](int64_t worker, int64_t item) {
     Arena own{arena.base + static_cast<size_t>(worker) * bytes};
     const StepScratch<Real> t = make_step_scratch<Real>(p, own);
     for (int64_t i = 0; i < p.M; ++i) step(p, t, item / p.H_kv, item % p.H_kv, i);

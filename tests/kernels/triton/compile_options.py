@@ -28,6 +28,8 @@ from transformer_kernels import (
 from transformer_kernels.backends.triton import launch, target
 from transformer_kernels.backends.triton.compile_report import Driver, compile_for
 from transformer_kernels.backends.triton.config import CHIPS
+from transformer_kernels.linear.delta import types as delta
+from transformer_kernels.linear.delta.triton import launch as delta_launch
 from transformer_kernels.linear.family import BackwardCall
 from transformer_kernels.linear.triton import launch as linear_launch
 from transformer_kernels.linear.types import Cotangents, Inputs, Options
@@ -146,6 +148,36 @@ def run_linear_steps() -> None:
     linear_launch.steps(state, Options("elu", causal=True, normalize=True, eps=1e-6))
 
 
+def run_delta(
+    length: int = 320,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    gates: int = 1,
+    l2norm: bool = True,
+    state: bool = False,
+    packed: bool = False,
+    width: int = D,
+) -> None:
+    """Launches a forward and a backward pass."""
+    entries = 1 if packed else B
+    q, v = (empty(entries, heads, length, width, dtype=dtype) for heads in (H // 2, H))
+    x = delta.Inputs(q, q, v, floats(entries, H, length, gates), floats(entries, H, length))
+    if state:
+        x = x._replace(S=floats(B, H, width, width))
+    if packed:
+        x = x._replace(cu_seqlens=empty(B + 1, dtype=torch.int32))
+    options = delta.Options(1.0, l2norm)
+    o, S = delta_launch.forward(x, options)
+    cotangents = delta.Cotangents(o, S if state else None)
+    delta_launch.backward(BackwardCall(cotangents, (), x, options))
+
+
+def run_delta_steps(gates: int) -> None:
+    x, S = empty(B, H, 3, D), floats(B, H, D, D)
+    inputs = delta.Inputs(x, x, x, floats(B, H, 3, gates), floats(B, H, 3), S)
+    delta_launch.steps(inputs, delta.Options(1.0))
+
+
 def run_lengths(**options: Any) -> None:
     """Lengths for which nothing is compiled anew."""
     for length, mask in (  # 101: a relative bias of 16 * 13 distances
@@ -155,9 +187,9 @@ def run_lengths(**options: Any) -> None:
         run(lengths=(length, length + 7), mask=mask, **options)
 
 
-def run_linear_lengths() -> None:
+def run_linear_lengths(run: Callable[[int], None]) -> None:
     for length in (65, 80, 320, 1024):
-        run_linear(length)
+        run(length)
 
 
 EVERYTHING: dict[str, Any] = {
@@ -179,6 +211,11 @@ STRIPS = {"strip_sums_kernel"}
 DISTANCES = {"distance_sums_kernel"}
 SCANS = {"scan_kernel", "sums_kernel", "prefix_kernel"}
 NORMALIZED = SCANS | {"delta_kernel"}
+DELTA = {
+    "sums_kernel", "pairs_kernel", "scan_kernel", "reverse_kernel", "state_gradients_kernel",
+    "pair_gradients_kernel", "decay_gradient_kernel",
+}  # fmt: skip
+MERGED, OWN = DELTA | {"merge_kernel"}, DELTA | {"own_pairs_kernel"}
 
 CALLS: dict[str, tuple[Callable[[], None], set[str]]] = {
     "plain": (run, ALWAYS),
@@ -238,6 +275,13 @@ CALLS: dict[str, tuple[Callable[[], None], set[str]]] = {
         NORMALIZED | {"decay_gradient_kernel"},
     ),
     "linear-steps": (run_linear_steps, {"steps_kernel"}),
+    "delta": (run_delta, MERGED),
+    "delta-float16": (partial(run_delta, dtype=torch.float16, l2norm=False, state=True), MERGED),
+    "delta-packed": (partial(run_delta, packed=True, state=True, width=40), MERGED),
+    "delta-channels": (partial(run_delta, gates=D), MERGED | OWN),
+    "delta-channels-128": (partial(run_delta, gates=128, width=128, packed=True), OWN),
+    "delta-steps": (partial(run_delta_steps, 1), {"steps_kernel"}),
+    "delta-channels-steps": (partial(run_delta_steps, D), {"steps_kernel"}),
 }
 """A call, and the kernels that it launches."""
 LENGTHS: dict[str, tuple[Callable[[], None], dict[str, int]]] = {
@@ -248,12 +292,18 @@ LENGTHS: dict[str, tuple[Callable[[], None], dict[str, int]]] = {
     ),
     "lengths-keys": (partial(run_lengths, relative=keys()), dict.fromkeys(ALWAYS | DISTANCES, 1)),
     "lengths-linear": (
-        run_linear_lengths,
+        partial(run_linear_lengths, run_linear),
         {"scan_kernel": 4, "sums_kernel": 2, "prefix_kernel": 2, "delta_kernel": 1},
+    ),
+    "lengths-delta": (
+        partial(run_linear_lengths, run_delta),
+        dict.fromkeys(MERGED, 1)
+        | dict.fromkeys(("sums_kernel", "decay_gradient_kernel", "scan_kernel"), 2),
     ),
 }
 """Calls with several lengths, and how often a kernel is compiled: scans of linear attention for o,
-dq, dk and dv; sums and prefix sums of S and dS."""
+dq, dk and dv; sums and prefix sums of S and dS; scans of the delta rule for o and for the states.
+A stride of log_decay is a length: once for multiples of 16."""
 LOG2E = "0f3FB8AA3B"
 
 

@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+import torch
 
 from tests.kernels.triton.compile_options import CALLS, LENGTHS
 from transformer_kernels import cli
 from transformer_kernels.backends.triton import config
 from transformer_kernels.backends.triton.compile_report import ATTENTION, Compiled, compile_tiles
+from transformer_kernels.linear.delta.triton import tiles as delta_tiles
+from transformer_kernels.linear.delta.triton.kernels.arguments import SUB_BLOCK
 from transformer_kernels.linear.triton import tiles
 
 pytestmark = pytest.mark.exhaustive
@@ -58,13 +61,19 @@ LINEAR = {
     for name in ("o", "dq", "dk", "dv", "delta", "sums of S", "sums of dS", "steps")
     for decay in ("", ", decay")
 } | {"linear prefix", "linear decay_gradient, decay"}
+DELTA = {
+    "sums", "pairs", "scan", "states", "reverse", "state_gradients", "pair_gradients",
+    "decay_gradient", "steps",
+}  # fmt: skip
+MOST_SPILLS_OF_DELTA = 27
 UNPREDICTED = {"bwd_preprocess", *SUMS, *LINEAR}
 SCRIPT = """
 import dataclasses, json, sys
 from transformer_kernels.backends.triton.compile_report import ATTENTION, compile_tiles
+from transformer_kernels.linear.delta.triton.report import DELTA
 from transformer_kernels.linear.triton.report import LINEAR
 if __name__ == "__main__":
-    for suite in (ATTENTION, LINEAR):
+    for suite in (ATTENTION, LINEAR, DELTA):
         for compiled in compile_tiles(suite, (sys.argv[1],)):
             print(json.dumps(dataclasses.asdict(compiled)))
 """
@@ -80,6 +89,17 @@ def test_all_tiles_compile_and_fit_and_common_ones_do_not_spill(name: str, tmp_p
     assert_all_fit(compiled)
     assert_shared_memory_is_as_predicted(compiled)
     assert_loops_of_common_tiles_do_not_spill(compiled)
+
+
+def delta_kernels(chip: config.Chip, dtype: str, columns: int) -> set[str]:
+    found = set()
+    precision = delta_tiles.precision(chip, getattr(torch, dtype))
+    for channels in (False, True):
+        tile = delta_tiles.tile(chip, columns, precision, channels=channels)
+        names = DELTA | ({"merge"} if tile.chunk > SUB_BLOCK else set())
+        names |= {"own_pairs"} if channels else set()
+        found |= {f"delta {name}{', channels' if channels else ''}" for name in names}
+    return found
 
 
 def assert_all_fit(compiled: list[Compiled]) -> None:
@@ -98,6 +118,11 @@ def assert_all_fit(compiled: list[Compiled]) -> None:
         for dtype in ("bfloat16", "float32")
         for columns in tiles.WIDTHS
         if dtype == "bfloat16" or not kernel.endswith(", decay")
+    } | {
+        (kernel, dtype, columns)
+        for dtype in ("bfloat16", "float32")
+        for columns in tiles.WIDTHS
+        for kernel in delta_kernels(chip, dtype, columns)
     }
     for one in compiled:
         print(one)
@@ -110,7 +135,8 @@ def assert_shared_memory_is_as_predicted(compiled: list[Compiled]) -> None:
     For wider rows the compiler may keep a transposed copy, and for float32 the bfloat16 parts.
     """
     for one in compiled:
-        if one.kernel in UNPREDICTED or one.dtype == "float32" or one.columns > 128:
+        is_delta = one.kernel.startswith("delta ")
+        if is_delta or one.kernel in UNPREDICTED or one.dtype == "float32" or one.columns > 128:
             continue
         kernel = cast(config.Kernel, one.kernel)
         chip = config.CHIPS[one.chip]
@@ -121,14 +147,18 @@ def assert_shared_memory_is_as_predicted(compiled: list[Compiled]) -> None:
 
 
 def assert_loops_of_common_tiles_do_not_spill(compiled: list[Compiled]) -> None:
-    """Those of linear attention with the gradient of a decay do: docs/linear.md, section 7."""
+    """Those of linear attention with the gradient of a decay do (docs/linear.md, section 7), and
+    those of the delta rule a little (docs/delta.md, section 6)."""
     common = [
         one
         for one in compiled
         if one.dtype == "bfloat16" and one.columns <= 128 and not one.kernel.endswith(", decay")
     ]
-    assert len(common) == 2 * len(KERNELS | {n for n in LINEAR if not n.endswith(", decay")})
-    assert [one for one in common if one.spills_in_loops] == []
+    delta = [one for one in common if one.kernel.startswith("delta ")]
+    others = KERNELS | {n for n in LINEAR if not n.endswith(", decay")}
+    assert len(common) - len(delta) == 2 * len(others)
+    assert [one for one in common if one.spills_in_loops and one not in delta] == []
+    assert [one for one in delta if one.spills_in_loops > MOST_SPILLS_OF_DELTA] == []
 
 
 def test_compilation_is_refused_with_the_interpreter(capsys: pytest.CaptureFixture[str]) -> None:

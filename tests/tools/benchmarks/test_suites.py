@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from benchmarks.gpu_cases import linear_cases
 from benchmarks.runner import ranks, without_amx
 from benchmarks.runner.checks import Sizes, causal_sizes
 from benchmarks.runner.record import case_id
-from benchmarks.runner.run import Comparison, Measurement, Run
+from benchmarks.runner.run import Measurement, Run
 from benchmarks.suites import (
     cpu,
     drop_in,
@@ -36,9 +35,10 @@ from benchmarks.suites import (
 from benchmarks.suites import distributed as divided
 from tests.support.backends import ISAS
 from tests.tools.bench.example import PROVENANCE
+from tests.tools.benchmarks.measuring import BUDGET, Measure, measured, variants
 from transformer_kernels import attention as fused
 from transformer_kernels import linear_attention
-from transformer_kernels.bench import Budget, Case, Row, usable_variants
+from transformer_kernels.bench import Case, Row, usable_variants
 from transformer_kernels.bench.comparison.calls import Call, Shape
 from transformer_kernels.bench.contenders import Expected, check
 from transformer_kernels.functional.varlen import attention_varlen
@@ -48,24 +48,6 @@ from transformer_kernels.models import GeneratorConfig, TransformerXLConfig
 from transformer_kernels.nn import sparse_attention
 from transformer_kernels.training import PRESETS, Trainer
 from transformer_kernels.training.trainer import Step
-
-BUDGET = Budget(0.0, fewest=1, most=1)
-Measure = Callable[[Run], Iterator[Measurement]]
-
-
-@pytest.fixture
-def run(tmp_path: Path, without_memory: None) -> Run:
-    return Run(PROVENANCE, BUDGET, folder=tmp_path, keep=False, variants=["sdpa", "cpu"])
-
-
-def measured(run: Run, measure: Measure) -> list[Row]:
-    rows = run.measure("a suite", Comparison(name="", measurements=measure))
-    assert all(row.median_ms > 0 and row.suite == "a suite" for row in rows)
-    return rows
-
-
-def variants(rows: list[Row], direction: str = "fwd") -> list[str]:
-    return [row.variant for row in rows if row.direction == direction]
 
 
 @pytest.mark.parametrize("suite", [one for one in SUITES if one != "huggingface"])

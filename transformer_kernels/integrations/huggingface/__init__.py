@@ -7,33 +7,46 @@
 
 from __future__ import annotations
 
+from ...common.argument_checks import check_bool
 from ...common.optional_deps import require
 from ...dispatch import division
 from .attention import attention_forward
 from .divided import watched_models
+from .linear_layers import link, prepare, set_mode
 from .mask import create_mask
-from .models import check_requests
+from .models import NAME, check_requests
 from .structure import recognised
 
 __all__ = ["NAME", "register"]
 
-NAME = "transformer_kernels"
-"""The value of `attn_implementation`."""
 
-
-def register() -> None:
+def register(*, linear_layers: bool | None = None) -> None:
     """Makes `attn_implementation="transformer_kernels"` available in HuggingFace transformers.
 
     Call it before a model is created with that name, or before `model.set_attn_implementation`.
     It registers an attention function and a mask function; no model changes by itself. A model that
     does not call `transformers.AttentionInterface` then raises a ValueError when it is asked for
-    this name. A second call has no effect.
+    this name.
+
+    Models with that name run our kernels in their linear layers too: gated delta rule, KDA,
+    Mamba-2, lightning attention, and the causal convolutions of all of these. The functions that
+    layers call are replaced in the files of those models; other models run the original ones.
+
+    A later call with the same argument has no effect.
+
+    Args:
+        linear_layers: which models run our kernels in their linear layers. None: those with our
+            attention. True: all models, also those made before. False: none; what was replaced is
+            restored.
 
     Raises:
+        TypeError: linear_layers is not a bool or None.
         ImportError: transformers is not installed, or older than 5.4.
 
     Source: docs/drop-in.md.
     """
+    if linear_layers is not None:
+        check_bool("linear_layers", linear_layers)
     require("transformers", extra="huggingface")
     import transformers
 
@@ -45,6 +58,7 @@ def register() -> None:
     recognised()  # compares the library's mask functions now, not inside a model's first call
     transformers.AttentionInterface.register(NAME, attention_forward)
     transformers.AttentionMaskInterface.register(NAME, create_mask)
-    check_requests(attention_forward)
+    check_requests(attention_forward, prepare, link)
+    set_mode(linear_layers)
     if watched_models not in division.watchers:
         division.watchers.append(watched_models)

@@ -79,21 +79,26 @@ def _other_mixer(model: Any) -> str | None:
         cache = None
     if any(getattr(cache, "is_linear", ())):
         return "a layer with a recurrent state"
-    for name, module in _own_modules(model):
-        is_convolution = isinstance(module, nn.Conv1d) and module.kernel_size[0] > 1
-        if is_convolution or isinstance(module, nn.RNNBase):
+    for name, module in own_modules(model):
+        if joins_tokens(module):
             return f"the layer {name}"
     return None
 
 
-def _own_modules(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+def joins_tokens(module: nn.Module) -> bool:
+    """Tells whether a module of torch joins tokens: a recurrent layer or a convolution."""
+    is_convolution = isinstance(module, nn.Conv1d) and module.kernel_size[0] > 1
+    return is_convolution or isinstance(module, nn.RNNBase)
+
+
+def own_modules(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yields the modules inside by their names, except models of transformers."""
     from transformers import PreTrainedModel
 
     for name, child in module.named_children():
         if not isinstance(child, PreTrainedModel):
             yield prefix + name, child
-            yield from _own_modules(child, f"{prefix}{name}.")
+            yield from own_modules(child, f"{prefix}{name}.")
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -16,6 +16,9 @@ from typing import Any
 from ...common.argument_checks import shown
 from ...common.torch_private import constant_in_compiled_code
 
+NAME = "transformer_kernels"
+"""The value of `attn_implementation`."""
+
 _ATTENTION_CLASS = re.compile(r"^class \w*Attention\w*\([^)]*nn\.Module", re.MULTILINE)
 _TABLE_OF_CLASSES = re.compile(r"ATTENTION_CLASSES\[[\w.]*attn_implementation\]")
 
@@ -23,31 +26,45 @@ _Function = Callable[..., Any]
 
 
 @cache
-def check_requests(attention_forward: _Function) -> None:
+def check_requests(
+    attention_forward: _Function, prepare: _Function, link: Callable[[Any], None]
+) -> None:
     """Makes models raise a ValueError if they are asked for a function that they do not call.
 
-    Two methods of `transformers.PreTrainedModel` are wrapped: the constructor's check of the name,
-    and `set_attn_implementation`, which otherwise only warns. Other names pass through.
+    Three methods of `transformers.PreTrainedModel` are wrapped: the constructor's check of the
+    name, its last step, and `set_attn_implementation`, which otherwise only warns. Other names pass
+    through.
 
     Args:
         attention_forward: the function whose registered names are ours.
+        prepare: called for the class of each model, before its layers are made; `asks` says whether
+            its name is ours.
+        link: called for each model, when its layers are there.
     """
     from transformers import AttentionInterface, PreTrainedModel
 
     library: Any = PreTrainedModel
     check_name = library._check_and_adjust_attn_implementation
     set_name = library.set_attn_implementation
+    finish = library.post_init
     functions = AttentionInterface()  # type: ignore[no-untyped-call]
 
     @wraps(check_name)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
         name = check_name(self, *args, **kwargs)
-        if functions.get(name) is attention_forward:
+        is_ours = functions.get(name) is attention_forward
+        if is_ours:
             check_model(type(self), name)
+        prepare(type(self), asks=is_ours)
         return name
 
+    @wraps(finish)
+    def finished(self: Any, *args: Any, **kwargs: Any) -> None:
+        finish(self, *args, **kwargs)
+        link(self)
+
     @wraps(set_name)
-    def set_checked(self: Any, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
+    def set_checked(self: Any, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:
         if (
             isinstance(attn_implementation, str)
             and functions.get(attn_implementation) is attention_forward
@@ -55,9 +72,15 @@ def check_requests(attention_forward: _Function) -> None:
             for module in self.modules():
                 if isinstance(module, PreTrainedModel):
                     check_model(type(module), attn_implementation)
-        return set_name(self, attn_implementation, *args, **kwargs)
+        set_name(self, attn_implementation, *args, **kwargs)
+        for module in self.modules():
+            if isinstance(module, PreTrainedModel):
+                name = module.config._attn_implementation
+                prepare(type(module), asks=functions.get(name) is attention_forward)
+                link(module)
 
     library._check_and_adjust_attn_implementation = checked
+    library.post_init = finished
     library.set_attn_implementation = set_checked
 
 
@@ -116,7 +139,7 @@ def has_own_attention(model: type) -> bool:
     for base in model.__mro__:
         if not issubclass(base, PreTrainedModel) or base.__name__.endswith("PreTrainedModel"):
             continue
-        code = _source(sys.modules.get(base.__module__)) or ""  # none in a notebook
+        code = source_of(sys.modules.get(base.__module__)) or ""  # none in a notebook
         if _TABLE_OF_CLASSES.search(code):
             return True
         if "ALL_ATTENTION_FUNCTIONS" in code:
@@ -137,11 +160,11 @@ def is_passed_by(module: type, name: str) -> bool:
 
 @cache
 def _names_in(module: type) -> frozenset[str] | None:
-    code = _source(module)
+    code = source_of(module)
     return None if code is None else frozenset(re.findall(r"\b(\w+)[\"']?\s*[=:]", code))
 
 
-def _source(definition: object) -> str | None:
+def source_of(definition: object) -> str | None:
     """Returns the code of a class or a module, if there is a file."""
     try:
         return inspect.getsource(definition)  # type: ignore[arg-type]

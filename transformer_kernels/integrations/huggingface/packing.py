@@ -48,6 +48,37 @@ def document_ids(position_ids: Tensor, tokens: Tensor | None = None) -> Tensor:
     return functional.pad(starts.to(position_ids.dtype).cumsum(-1), (1, 0))
 
 
+def boundaries(ids: Tensor) -> Tensor:
+    """Returns where documents start in the rows one after the other, and the number of tokens.
+
+    Each row starts a document.
+
+    Args:
+        ids: the document of each token, integers (B, M).
+
+    Returns:
+        int32 (documents + 1).
+    """
+    starts = functional.pad(ids[:, 1:] != ids[:, :-1], (1, 0), value=True)
+    index = starts.flatten().nonzero().flatten().to(torch.int32)
+    return functional.pad(index, (0, 1), value=ids.numel())
+
+
+@torch.compiler.disable(  # type: ignore[untyped-decorator]
+    reason="linear layers look for packed documents in position_ids: pass cu_seq_lens_q instead"
+)
+def boundaries_of_positions(position_ids: Tensor, tokens: Tensor | None, B: int) -> Tensor | None:
+    """Returns `boundaries` by positions; None if every row is one document.
+
+    Args:
+        position_ids: integers (B or 1, M); see `document_ids`.
+        tokens: padding mask, bool (B, M).
+        B: batch size.
+    """
+    ids = document_ids(position_ids, tokens)
+    return boundaries(ids.expand(B, -1)) if ids.any() else None
+
+
 def mask_of_lengths(
     cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None, B: int, M: int, N: int, *, is_causal: bool
 ) -> Mask:
@@ -85,12 +116,18 @@ def mask_of_lengths(
 
 def _rows(name: str, cu_seqlens: Tensor, B: int, length: int) -> Tensor:
     """Returns the document of each token of B rows."""
+    check_rows(name, cu_seqlens, B, length)
     tokens = torch.arange(B * length, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+    return torch.searchsorted(cu_seqlens, tokens, right=True).view(B, length)
+
+
+def check_rows(name: str, cu_seqlens: Tensor, B: int, length: int) -> None:
+    """Raises ValueError unless each of B rows starts a document."""
     if B > 1:
-        is_start = torch.isin(tokens[::length], cu_seqlens).all() & (cu_seqlens[-1] == B * length)
+        rows = torch.arange(B, device=cu_seqlens.device, dtype=cu_seqlens.dtype) * length
+        is_start = torch.isin(rows, cu_seqlens).all() & (cu_seqlens[-1] == B * length)
         message = f"{name} must have a boundary at each of the {B} rows of {length} tokens"
         _require(is_start, message)
-    return torch.searchsorted(cu_seqlens, tokens, right=True).view(B, length)
 
 
 def _require(condition: Tensor, message: str) -> None:

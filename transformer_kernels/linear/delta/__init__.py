@@ -1,4 +1,7 @@
 """The gated delta rule: linear attention whose state replaces the value of a key instead of adding.
 
-types.py        the tensors and options of a call, its results and gradients
+types.py      the tensors and options of a call, its results and gradients
+checks.py     validation
+reference.py  the definition in plain torch, which torch differentiates
+backends.py   its family of operators, and its backends in order
 """

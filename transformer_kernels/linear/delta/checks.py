@@ -158,10 +158,13 @@ def _by_gate(log_decay: Tensor, tokens: int = 3) -> Tensor:
 
 
 def _check_sign(log_decay: Tensor) -> None:
-    if values_are_readable(log_decay) and bool((log_decay > 0).any()):
+    if not values_are_readable(log_decay) or log_decay.numel() == 0:
+        return
+    largest = log_decay.detach().max().item()
+    if largest > 0:
         raise ValueError(
-            f"log_decay must be at most 0, the logarithm of a factor of at most 1, got "
-            f"{log_decay.detach().max().item():.6g}"
+            "log_decay must be at most 0, the logarithm of a factor of at most 1, got "
+            f"{largest:.6g}"
         )
 
 

@@ -1,4 +1,4 @@
-"""The gated delta rule in plain torch, token by token, as docs/linear.md defines it."""
+"""The gated delta rule in plain torch, token by token, as docs/delta.md defines it."""
 
 from __future__ import annotations
 
