@@ -342,19 +342,26 @@ def test_invalid_sizes_raise_value_error(context: int, vocabulary: int, message:
 
 
 def test_a_text_is_keys_with_their_values_and_again_in_another_order() -> None:
-    """13 tokens: 6 keys and 7 values; some of the keys are in none of the texts."""
+    """13 tokens: 6 keys and 7 values. In training, texts have 1 to 4 distinct keys."""
     data = Associations(context=16, vocabulary=13)
-    tokens = data.draw(200, torch.Generator().manual_seed(0))["tokens"]
     assert data.name == "random texts of 4 keys and values"
-    assert tokens.shape == (200, 16)
-    halves = tokens.view(200, 2, 4, 2).tolist()
-    for told, asked in halves:
-        assert sorted(told) == sorted(asked)
-        assert len({key for key, _ in told}) == 4
-    keys, values = tokens[:, ::2], tokens[:, 1::2]
-    assert set(keys.unique().tolist()) == set(range(6))
-    assert set(values.unique().tolist()) == set(range(6, 13))
-    assert 5 < sum(told == asked for told, asked in halves) < 15  # of 200 / 4!: one in 24
+    drawn = data.draw(200, torch.Generator().manual_seed(0))["tokens"]
+    for tokens, numbers in ((data.held_out(200)["tokens"], {4}), (drawn, {1, 2, 3, 4})):
+        assert tokens.shape == (200, 16)
+        halves = tokens.view(200, 2, 4, 2).tolist()
+        distinct = []
+        for told, asked in halves:
+            assert sorted(told) == sorted(asked)
+            value_of = dict(told)
+            assert all(value_of[key] == value for key, value in told)
+            distinct.append(len(value_of))
+        assert set(distinct) == numbers
+        assert all(30 < distinct.count(number) for number in numbers)
+        keys, values = tokens[:, ::2], tokens[:, 1::2]
+        assert set(keys.unique().tolist()) == set(range(6))
+        assert set(values.unique().tolist()) == set(range(6, 13))
+        moved = [told != asked for told, asked in halves]
+        assert sum(moved) > 100
 
 
 @each(

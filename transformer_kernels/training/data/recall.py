@@ -176,13 +176,13 @@ class RandomTexts(ABC):
     def _texts(self, count: int, generator: torch.Generator, *, held_out: bool) -> Batch:
         texts = torch.empty(0, self.context, dtype=torch.int64)
         while (missing := count - len(texts)) > 0:
-            drawn = self._random(missing, generator)
+            drawn = self._random(missing, generator, held_out=held_out)
             sums = drawn[:, : self.context // 2].sum(dim=1)
             texts = torch.cat([texts, drawn[(sums % _HELD_OUT_EVERY == 0) == held_out]])
         return {"tokens": texts}
 
     @abstractmethod
-    def _random(self, count: int, generator: torch.Generator) -> Tensor:
+    def _random(self, count: int, generator: torch.Generator, *, held_out: bool) -> Tensor:
         """Random texts, (count, context) int64."""
 
 
@@ -206,7 +206,7 @@ class Copies(RandomTexts):
     def name(self) -> str:
         return f"copies of random words of {self.context // 2 - 1} symbols"
 
-    def _random(self, count: int, generator: torch.Generator) -> Tensor:
+    def _random(self, count: int, generator: torch.Generator, *, held_out: bool) -> Tensor:
         length = self.context // 2 - 1
         words = torch.randint(1, self.vocabulary, (count, length), generator=generator)
         half = torch.nn.functional.pad(words, (1, 0), value=SEPARATOR)
@@ -216,8 +216,10 @@ class Copies(RandomTexts):
 class Associations(RandomTexts):
     """Texts of keys, each followed by its value, and once more in another order.
 
-    Keys are distinct random numbers below vocabulary // 2, values are random numbers from there on.
-    Only a model that stores each pair can predict the values in the second half.
+    Keys are random numbers below vocabulary // 2, values are random numbers from there on. Only a
+    model that stores each pair can predict the values in the second half. All keys of a held-out
+    text are distinct. A text for training has a random number of distinct keys and repeats their
+    pairs, because few keys are easier to learn.
 
     Raises ValueError if the context is no multiple of 4, or the vocabulary is below 11 or has fewer
     keys than a text.
@@ -245,11 +247,15 @@ class Associations(RandomTexts):
     def name(self) -> str:
         return f"random texts of {self.pairs} keys and values"
 
-    def _random(self, count: int, generator: torch.Generator) -> Tensor:
+    def _random(self, count: int, generator: torch.Generator, *, held_out: bool) -> Tensor:
         first = self.vocabulary // 2
         keys = _permutations(count, first, generator)[:, : self.pairs]
         values = torch.randint(first, self.vocabulary, keys.shape, generator=generator)
         told = torch.stack([keys, values], dim=2)
+        if not held_out:
+            distinct = torch.randint(self.pairs, (count, 1), generator=generator) + 1
+            repeated = torch.arange(self.pairs) % distinct
+            told = told.take_along_dim(repeated[:, :, None], dim=1)
         order = _permutations(count, self.pairs, generator)
         asked = told.take_along_dim(order[:, :, None], dim=1)
         return torch.cat([told, asked], dim=1).flatten(1)
