@@ -9,9 +9,11 @@
   last; H is the number of channels and D the width. `conv step` is its next token.
 
 `transformers` is what HuggingFace transformers runs on CPUs, in torch; without the package it is
-left out. Its many short operations wait for both threads: where other processes use the cores, it
-takes up to ten times as long, and `--threads 1` is fairer. Results and gradients are first compared with our reference in float64, those of a layer
-for CHECKED_TOKENS tokens and one head of q and k. The largest error is BOUND of the dtype.
+left out. Its many short operations wait for every thread: where other processes use the cores, it
+takes up to ten times as long, and `--threads 1` is fairer.
+
+Results and gradients are first compared with our reference in float64, those of a layer for
+CHECKED_TOKENS tokens and one head of q and k. BOUND of the dtype is the largest error.
 """
 
 from __future__ import annotations
