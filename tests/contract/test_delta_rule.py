@@ -53,6 +53,7 @@ def call(backend: str, **options: Any) -> Any:
     return run
 
 
+@pytest.mark.exhaustive
 @pytest.mark.quick
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(
@@ -172,6 +173,7 @@ def test_gradcheck(gates: int, backend: str) -> None:
     assert gradcheck(run, tensors(5, gates, dtype=torch.float64), check_forward_ad=True)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.quick
 @with_float64
 @every_gate
@@ -256,6 +258,7 @@ def test_steps_have_no_derivative() -> None:
 # Compilers, modes and operators.
 
 
+@pytest.mark.exhaustive
 @pytest.mark.quick
 @every_backend
 def test_fullgraph(backend: str) -> None:
