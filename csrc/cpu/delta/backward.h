@@ -90,12 +90,11 @@ template <typename Engine>
 void save_chunks(const DeltaBackwardParams& p, const DeltaBackwardScan<Engine>& s,
                  const Heads& at) {
   const ChunkScan<Engine>& c = s.chunk;
-  const int64_t last = chunks_of(at.sequence.N) - 1;
   for (int64_t n = 0; n < at.count; ++n) {
     read_delta_state(p, p.initial, at.sequence.number * p.H_v + at.first + n, c.states[n],
                      c.finite);
   }
-  for (int64_t chunk = 0; chunk <= last; ++chunk) {
+  for (int64_t chunk = 0; chunk < chunks_of(at.sequence.N); ++chunk) {
     read_tokens(p, c, at, chunk, 0, 0);
     for (int64_t n = 0; n < at.count; ++n) {
       const Block<Engine>& S = c.states[n];
@@ -191,7 +190,7 @@ void add_by_weights(int64_t count, const Block<Engine>& weights, const Block<Eng
   }
 }
 
-// s.own: gradients of q and k by value head n, before those of the weights.
+// s.own: gradients of q and k by the states, of one value head.
 template <typename Engine>
 void begin_row_gradients(const DeltaProblem& p, const DeltaBackwardScan<Engine>& s, int64_t count,
                          const Block<Engine>& dS) {
