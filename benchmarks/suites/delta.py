@@ -9,8 +9,11 @@
   last; H is the number of channels and D the width. `conv step` is its next token.
 
 `transformers` is what HuggingFace transformers runs on CPUs, in torch; without the package it is
-left out. Results and gradients are first compared with our reference in float64, those of a layer
-for CHECKED_TOKENS tokens and one head of q and k. The largest error is BOUND of the dtype.
+left out. Its many short operations wait for every thread: where other processes use the cores, it
+takes up to ten times as long, and `--threads 1` is fairer.
+
+Results and gradients are first compared with our reference in float64, those of a layer for
+CHECKED_TOKENS tokens and one head of q and k. BOUND of the dtype is the largest error.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from benchmarks.runner.checks import (
 from benchmarks.runner.run import Comparison, Measurement, Run
 from transformer_kernels.bench import Attend, Direction, Inputs
 from transformer_kernels.bench.contenders import Contender
+from transformer_kernels.bench.timer import SLOW_ROUNDS
 from transformer_kernels.bench.workload import Workload
 
 LENGTHS = (512, 1024, 2048, 4096, 16_384)
@@ -48,11 +52,11 @@ LONGEST: dict[Direction, dict[str, int]] = {
     "fwd+bwd": {TRANSFORMERS: 2048, TRANSFORMERS + BY_CHANNEL: 512},
 }
 """Longest sequences: transformers takes many seconds, and by channel C x C x D numbers a chunk."""
-ONE_ROUND: dict[Direction, dict[str, int]] = {
-    "fwd": {TRANSFORMERS: 4096, TRANSFORMERS + BY_CHANNEL: 512, CAUSAL: 16_384},
-    "fwd+bwd": {TRANSFORMERS: 1024, TRANSFORMERS + BY_CHANNEL: 512, CAUSAL: 16_384},
+SLOW: dict[Direction, dict[str, int]] = {
+    "fwd": {TRANSFORMERS + BY_CHANNEL: 1024, CAUSAL: 16_384},
+    "fwd+bwd": {TRANSFORMERS: 2048, TRANSFORMERS + BY_CHANNEL: 512, CAUSAL: 16_384},
 }
-"""Lengths from which on a variant runs in one round, after the two calls that measure memory"""
+"""Lengths from which on a variant runs in SLOW_ROUNDS, after the two calls that measure memory"""
 PEERS = {
     "": ("qwen3_next", "torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"),
     BY_CHANNEL: ("kimi_linear", "chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"),
@@ -184,7 +188,7 @@ def layers(case: Sizes, run: Run) -> Iterator[Measurement]:
         }
         checked.append((form, form.attends(function), errors))
     for direction in BOTH:
-        longest, from_length = LONGEST[direction], ONE_ROUND[direction]
+        longest, slow = LONGEST[direction], SLOW[direction]
         contenders: list[Contender] = []
         for form, attends, errors in checked:
             short = {name: x for name, x in attends.items() if longest.get(name, case.N) >= case.N}
@@ -192,7 +196,9 @@ def layers(case: Sizes, run: Run) -> Iterator[Measurement]:
                 form.case, direction, short, form.inputs, errors, dict.fromkeys(short, form.gates)
             )
         contenders = [
-            replace(one, most_rounds=1) if from_length.get(one.variant, math.inf) <= case.N else one
+            replace(one, most_rounds=SLOW_ROUNDS)
+            if slow.get(one.variant, math.inf) <= case.N
+            else one
             for one in [*contenders, *attentions(case, forms, direction)]
         ]
         yield run.timed(contenders, replace(run.budget, fewest=3))

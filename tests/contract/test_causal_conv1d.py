@@ -190,6 +190,7 @@ def test_instruction_sets(case: Case, isa: str, dtype: torch.dtype) -> None:
         assert_case(case, dtype, "cpu")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.quick
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("layout", FIRST_AND_LAST)
@@ -255,6 +256,7 @@ def test_a_nan_stays_in_its_channel_and_window(backend: str) -> None:
         assert dweight.isnan().nonzero().tolist() == [[1, 2], [1, 3]]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.quick
 @pytest.mark.parametrize("packed", [(), (4, 0, 1)], ids=str)
 def test_derivatives_of_any_order(packed: tuple[int, ...]) -> None:
@@ -314,6 +316,7 @@ def test_compiled_code() -> None:
         assert torch.equal(state, other)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.quick
 def test_operators() -> None:
     x, weight, bias, state = Case(T=5).inputs(torch.float32)

@@ -53,6 +53,7 @@ def call(backend: str, **options: Any) -> Any:
     return run
 
 
+@pytest.mark.exhaustive
 @pytest.mark.quick
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(
@@ -172,6 +173,7 @@ def test_gradcheck(gates: int, backend: str) -> None:
     assert gradcheck(run, tensors(5, gates, dtype=torch.float64), check_forward_ad=True)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.quick
 @with_float64
 @every_gate
@@ -256,6 +258,7 @@ def test_steps_have_no_derivative() -> None:
 # Compilers, modes and operators.
 
 
+@pytest.mark.exhaustive
 @pytest.mark.quick
 @every_backend
 def test_fullgraph(backend: str) -> None:
@@ -382,3 +385,18 @@ def test_explain() -> None:
     report = tk.explain(*x, operator=tk.gated_delta_rule_step)
     assert report.chosen == "cpu"
     assert torch.equal(x[5], S)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "log_decay", "beta", "S"])
+def test_freed_memory_is_refused(name: str) -> None:
+    q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
+    log_decay, beta, S = -torch.rand(1, 2, 5, 1), torch.rand(1, 2, 5), torch.zeros(1, 2, 8, 8)
+    x = {"q": q, "k": k, "v": v, "log_decay": log_decay, "beta": beta, "S": S}
+    rows = (q, k, v, log_decay[..., 0], beta)
+    x[name].untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="its storage is freed"):
+        tk.gated_delta_rule(*rows, initial_state=S)
+    with pytest.raises(ValueError, match="its storage is freed"):
+        tk.gated_delta_rule_step(*rows, S)
+    with pytest.raises(RuntimeError, match="it was freed"):
+        torch.ops.transformer_kernels.delta_forward(q, k, v, log_decay, beta, S, None, 1.0, False)

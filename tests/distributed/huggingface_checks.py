@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from tests.distributed.checks import expect
 from tests.distributed.context_checks import assert_close, assert_equal_to_undivided, own
@@ -114,7 +115,11 @@ def check_refusals(layout: SequenceLayout) -> None:
 
 
 def check_other_mixers() -> None:
-    """Layers that join tokens within a shard are refused, and calls without positions."""
+    """Layers that join tokens within a shard are refused, and calls without positions. On one rank
+    they run."""
+    alone = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("data", "context"))[
+        "context"
+    ]
     for name in ("qwen3_next", "minimax", "falcon_h1", "lfm2_moe"):
         convolution = name == "falcon_h1"
         mixer = (
@@ -125,6 +130,9 @@ def check_other_mixers() -> None:
             part, positions = context.shard(tokens(T), 1), context.shard(POSITIONS, 1)
             call = partial(model, part, position_ids=positions)
             expect(ValueError, f"{mixer} joins tokens", call)
+        with context_parallel(alone), torch.no_grad():
+            logits = model(tokens(T), position_ids=POSITIONS).logits
+        assert_same_function(logits, model(tokens(T)).logits)
     bert, bart, audio = build("bert"), build("bart"), built("qwen2_audio", NAME)
     with context_parallel() as context, torch.no_grad():
         part, positions = context.shard(tokens(T), 1), context.shard(POSITIONS, 1)

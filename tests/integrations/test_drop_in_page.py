@@ -16,6 +16,7 @@ from transformer_kernels.integrations.huggingface import NAME
 PAGE = (ROOT / "docs" / "drop-in.md").read_text(encoding="utf-8")
 SECTIONS = {text.partition("\n")[0]: text for text in PAGE.split("\n## ")[1:]}
 HUGGINGFACE, PACKED = "HuggingFace transformers", "Packed training"
+HYBRID = "Hybrid models"
 HUB = "Kernels of HuggingFace's hub"
 """Sections with examples of models; integrations/hub/test_models.py runs the second one."""
 MARKS = {
@@ -23,6 +24,7 @@ MARKS = {
     # `make test` does not install transformers
     HUGGINGFACE: pytest.mark.exhaustive,
     PACKED: pytest.mark.exhaustive,
+    HYBRID: pytest.mark.exhaustive,
 }
 
 
@@ -31,7 +33,7 @@ MARKS = {
 )
 def test_example(section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    needs_transformers = section in (HUGGINGFACE, PACKED)
+    needs_transformers = section in (HUGGINGFACE, PACKED, HYBRID)
     if needs_transformers:
         transformers()
     (code,) = re.findall(r"```python\n(.*?)```", SECTIONS[section], re.DOTALL)
@@ -41,5 +43,5 @@ def test_example(section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         model = variables["model"]
         assert isinstance(model, transformers().PreTrainedModel)
         assert model.config._attn_implementation == NAME
-    if section == HUGGINGFACE:
+    if section in (HUGGINGFACE, HYBRID):
         assert all(x.grad is not None and x.grad.isfinite().all() for x in model.parameters())

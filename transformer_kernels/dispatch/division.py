@@ -56,8 +56,9 @@ def divided(division: Division | None) -> Iterator[None]:
 
 
 def check_undivided(name: str) -> None:
-    """Raises ValueError, where a division is in effect, for a function that does not support it."""
-    if current is not None:
+    """Raises ValueError, where a sequence is divided over several ranks, for a function that does
+    not support it."""
+    if current is not None and current.ranks > 1:
         raise ValueError(f"{name} does not run on a divided sequence (context_parallel)")
 
 

@@ -31,7 +31,7 @@ struct DeltaBackwardScan {
   Real *y, *dq, *dk;        // kChunk x padded D_v; kChunk x padded D, of all value heads
   RowGradients<Real> own;   // of one value head
   Real *product, *sub;      // kChunk x padded D, kSub x padded D
-  Real* dc;                 // kChunk x gates
+  double* dc;               // gates: gradient of the running sums
 };
 
 TK_INLINE int64_t longest(const SequenceParams& p) {
@@ -75,7 +75,7 @@ DeltaBackwardScan<Engine> make_delta_backward(const DeltaProblem& p, int64_t chu
     *x = allocate<Real>(arena, kChunk * width);
   }
   s.sub = allocate<Real>(arena, kSub * width);
-  s.dc = allocate<Real>(arena, kChunk * (s.chunk.gates.by_channel ? width : 1));
+  s.dc = allocate<double>(arena, s.chunk.gates.by_channel ? width : 1);
   return s;
 }
 
@@ -90,12 +90,11 @@ template <typename Engine>
 void save_chunks(const DeltaBackwardParams& p, const DeltaBackwardScan<Engine>& s,
                  const Heads& at) {
   const ChunkScan<Engine>& c = s.chunk;
-  const int64_t last = chunks_of(at.sequence.N) - 1;
   for (int64_t n = 0; n < at.count; ++n) {
     read_delta_state(p, p.initial, at.sequence.number * p.H_v + at.first + n, c.states[n],
                      c.finite);
   }
-  for (int64_t chunk = 0; chunk <= last; ++chunk) {
+  for (int64_t chunk = 0; chunk < chunks_of(at.sequence.N); ++chunk) {
     read_tokens(p, c, at, chunk, 0, 0);
     for (int64_t n = 0; n < at.count; ++n) {
       const Block<Engine>& S = c.states[n];
@@ -117,14 +116,13 @@ Real row_of_products(const Real* a, const Real* b, int64_t d, int64_t columns) {
   return row_product(a + d * columns, b + d * columns, columns);
 }
 
-// Gradient of the last running sum by the state after the chunk, `end`: to `dc` of one row.
+// Gradient of the last running sum by the state after the chunk, `end`.
 template <typename Engine>
 void start_decay_gradient(const DeltaProblem& p, const Gates<typename Engine::Real>& g,
-                          const Block<Engine>& dS, const typename Engine::Real* end,
-                          typename Engine::Real* sum) {
+                          const Block<Engine>& dS, const typename Engine::Real* end, double* sum) {
   if (!g.by_channel) *sum = 0;
-  for (int64_t d = 0; d < g.width; ++d) {
-    const auto change = d < p.D ? row_of_products(dS.rows, end, d, dS.width()) : 0;
+  for (int64_t d = 0; d < p.D; ++d) {
+    const double change = row_of_products(dS.rows, end, d, dS.width());
     g.by_channel ? void(sum[d] = change) : void(*sum += change);
   }
 }
@@ -132,8 +130,7 @@ void start_decay_gradient(const DeltaProblem& p, const Gates<typename Engine::Re
 // Writes dlog_decay of a chunk of value head h. sum: see start_decay_gradient().
 template <typename Engine>
 void write_decay_gradient(const DeltaBackwardParams& p, const DeltaBackwardScan<Engine>& s,
-                          const Sequence& one, int64_t h, int64_t row, int64_t rows,
-                          typename Engine::Real* sum) {
+                          const Sequence& one, int64_t h, int64_t row, int64_t rows, double* sum) {
   using Real = typename Engine::Real;
   const ChunkScan<Engine>& c = s.chunk;
   const int64_t width = c.k.width();
@@ -156,7 +153,8 @@ void write_decay_gradient(const DeltaBackwardParams& p, const DeltaBackwardScan<
                      ((one.b * p.H_v + h) * stored_rows(p) + row + r) * p.gates;
     const Real* const from = steps + row_offset(p.log_decay, one.b, h, row + r);
     for (int64_t d = 0; d < p.gates; ++d) {
-      to[d] = from[d * p.log_decay.stride[3]] < kSmallestLogDecay<Real> ? Real{0} : sum[d];
+      to[d] = from[d * p.log_decay.stride[3]] < kSmallestLogDecay<Real> ? Real{0}
+                                                                        : static_cast<Real>(sum[d]);
     }
   }
 }
@@ -192,7 +190,7 @@ void add_by_weights(int64_t count, const Block<Engine>& weights, const Block<Eng
   }
 }
 
-// s.own: gradients of q and k by value head n, before those of the weights.
+// s.own: gradients of q and k by the states, of one value head.
 template <typename Engine>
 void begin_row_gradients(const DeltaProblem& p, const DeltaBackwardScan<Engine>& s, int64_t count,
                          const Block<Engine>& dS) {

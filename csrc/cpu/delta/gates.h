@@ -23,7 +23,7 @@ struct Gates {
   Real* from_start;  // exp(c_i)
   Real* to_end;      // exp(c_C - c_i), C the last token
   Real* kept;        // exp(c_C)
-  // By token: exp(c_i - c_j), 0 for j > i: (kChunk, kChunk).
+  // By token: exp(c_i - c_j), 1 for j > i: (kChunk, kChunk).
   Real* between;
   // By channel, (kChunk, width) and (kChunk / kSub, width).
   Real* steps;  // log-decays, in units of log(2)
@@ -61,8 +61,7 @@ void fill_between(const Gates<Real>& g) {
     for (int64_t j = 0; j < kChunk; j += W) {
       const auto is_later = iota<Real>() > static_cast<Real>(i - j);
       const Vec<Real> sum = g.decay->between(i, j);
-      const Vec<Real> y = exp<Real>(is_later ? Vec<Real>{} : sum);
-      store(row + j, j > i || !any<Real>(!is_later) ? Vec<Real>{} : is_later ? Vec<Real>{} : y);
+      store(row + j, exp<Real>(is_later ? Vec<Real>{} : sum));
     }
   }
 }

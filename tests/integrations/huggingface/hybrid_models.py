@@ -12,22 +12,27 @@ from torch import Tensor
 
 from transformer_kernels.integrations.huggingface import linear_functions
 
-DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "kimi_linear")
-DELTA += ("bailing_hybrid", "qwen4_exp_text")
-MAMBA = ("granitemoehybrid", "falcon_h1", "nemotron_h", "bamba", "zamba2", "mamba2")
-SERVED = (*DELTA, *MAMBA, "minimax", "lfm2", "lfm2_moe", "lfm3")
+SERVED = (
+    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid"),
+    *("kimi_linear", "bailing_hybrid"),
+    *("granitemoehybrid", "falcon_h1", "nemotron_h", "bamba", "zamba2", "mamba2"),
+    *("minimax", "lfm2", "lfm2_moe", "lfm3"),
+)
 """Families whose documents are separated."""
-REFUSED = ("jamba", "mamba", "falcon_mamba", "zamba", "recurrent_gemma", "zaya", "inkling2")
-REFUSED += ("glm5_next_text",)
+REFUSED = (
+    *("jamba", "mamba", "falcon_mamba", "zamba", "recurrent_gemma", "zaya", "inkling2"),
+    *("glm5_next_text", "qwen4_exp_text"),
+)
 """Families in whose layers the tokens of packed documents meet."""
 
 LENGTHS = (7, 1, 4, 9)
 POSITIONS = torch.cat([torch.arange(length) for length in LENGTHS])[None]
 CU_SEQLENS = torch.tensor([0, 7, 8, 12, 21], dtype=torch.int32)
 
-OPERATORS = ("gated_delta_rule", "gated_delta_rule_varlen", "gated_delta_rule_step")
-OPERATORS += ("linear_attention", "linear_attention_varlen")
-OPERATORS += ("causal_conv1d", "causal_conv1d_step")
+OPERATORS = (
+    *("gated_delta_rule", "gated_delta_rule_varlen", "gated_delta_rule_step"),
+    *("linear_attention", "linear_attention_varlen", "causal_conv1d", "causal_conv1d_step"),
+)
 
 
 def output_of(model: Any, *args: Any, **named: Any) -> Tensor:

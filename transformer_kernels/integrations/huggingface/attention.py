@@ -72,8 +72,8 @@ def attention_forward(
         cu_seq_lens_q: int32 (documents + 1): boundaries of packed documents, in the rows of the
             batch one after the other. Each row starts a document.
         cu_seq_lens_k: the same for the keys. Default: `cu_seq_lens_q`, if M = N.
-        packed_documents: as `cu_seq_lens_q`, from a model with linear layers. It has no effect
-            unless M = N, nor next to `cu_seq_lens_q` or `position_ids`, which not all pass on.
+        packed_documents: what a model with linear layers found, like `cu_seq_lens_q`. It counts if
+            there are neither those nor position_ids, and M = N.
         indices: integers (B, M, count): the keys that each query sees, of those that are visible.
         block_indices: integers (B, groups, M, count): the blocks of `module.indexer.block_size`
             keys that each query sees in a group of heads; -1 = none.
@@ -110,8 +110,7 @@ def attention_forward(
     elif position_ids is not None and is_causal and getattr(attention_mask, "may_be_packed", False):
         mask = _both(mask, _documents_by_position(position_ids, attention_mask, size[0]))
     elif packed_documents is not None and position_ids is None and size[1] == size[2]:
-        documents = _documents_by_length(packed_documents, None, size, is_causal)
-        mask = _both(mask, documents)
+        mask = _both(mask, mask_of_lengths(packed_documents, None, *size, is_causal=is_causal))
     if indices is not None or block_indices is not None:
         mask = _both(mask, _chosen_keys(module, indices, block_indices, query.shape[1]))
     if position_bias is not None:

@@ -12,7 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 
 from ...dispatch import division
 from ...dispatch.division import Division
@@ -33,28 +36,38 @@ def current_division() -> Division | None:
 @contextmanager
 def watched_models() -> Iterator[None]:
     """Context that checks each call of a model of transformers on a divided sequence."""
-    handle = register_module_forward_hook(_check_call, with_kwargs=True)
+    before = register_module_forward_pre_hook(_check_layers)
+    after = register_module_forward_hook(_check_positions, with_kwargs=True)
     try:
         yield
     finally:
-        handle.remove()
+        before.remove()
+        after.remove()
 
 
-def _check_call(
-    module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: object
-) -> None:
-    """Raises ValueError for a model whose tokens meet elsewhere than in attention, or whose tokens
-    have no positions."""
+def _check_layers(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+    """Raises ValueError for a model whose tokens meet elsewhere than in attention."""
+    if _is_checked(module) and (mixer := _other_mixer(module)) is not None:
+        raise ValueError(
+            f"{type(module).__name__} does not run on a divided sequence (context_parallel): "
+            f"{mixer} joins tokens outside of attention, within a shard only"
+        )
+
+
+def _is_checked(module: nn.Module) -> bool:
     from transformers import PreTrainedModel
 
-    if not isinstance(module, PreTrainedModel) or current_division() is None:
+    return isinstance(module, PreTrainedModel) and current_division() is not None
+
+
+def _check_positions(
+    module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: object
+) -> None:
+    """Raises ValueError for a model whose tokens have no positions. A hook that runs before the
+    model would not see named arguments."""
+    if not _is_checked(module):
         return
     name = type(module).__name__
-    if (mixer := _other_mixer(module)) is not None:
-        raise ValueError(
-            f"{name} does not run on a divided sequence (context_parallel): {mixer} joins tokens "
-            "outside of attention, within a shard only"
-        )
     signature = inspect.signature(module.forward)
     passed = signature.bind_partial(*arguments, **named).arguments
     if passed.get("position_ids", named.get("position_ids")) is None:

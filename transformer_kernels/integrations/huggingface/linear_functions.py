@@ -105,30 +105,26 @@ def delta_rule(
         rest: has no effect.
     """
     wide = _wide(query)
-    x = [query, key.to(query.dtype), value.to(query.dtype), g.to(wide), beta.to(wide)]
-    if initial_state is not None:
-        initial_state = initial_state.to(wide)
+    state = None if initial_state is None else initial_state.to(wide)
+    x = query, key.to(query.dtype), value.to(query.dtype), g.to(wide), beta.to(wide)
     options: dict[str, Any] = {"l2norm": use_qk_l2norm_in_kernel}
     if call.documents is not None:
+        q, k, v, log_decay, beta = map(call.pack, x)
         o, states = gated_delta_rule_varlen(
-            *map(call.pack, x), call.documents,
-            initial_state=call.states(initial_state), return_state=True, **options,
+            q, k, v, log_decay, beta, call.documents,
+            initial_state=call.states(state), return_state=True, **options,
         )  # fmt: skip
         last = call.last(states, query.shape[0]) if output_final_state else None
         return o.unflatten(0, query.shape[:2]), last
     q, k, v, log_decay, beta = (part.transpose(1, 2) for part in x)
-    if _is_step(query, initial_state):
-        state = initial_state.contiguous()
+    if state is not None and query.shape[1] == 1 and not torch.is_grad_enabled():
+        state = state.contiguous()
         o = gated_delta_rule_step(q, k, v, log_decay, beta, state, **options)
-        return o.transpose(1, 2), state if output_final_state else None
-    o, state = gated_delta_rule(
-        q, k, v, log_decay, beta, initial_state=initial_state, return_state=True, **options
-    )
+    else:
+        o, state = gated_delta_rule(
+            q, k, v, log_decay, beta, initial_state=state, return_state=True, **options
+        )
     return o.transpose(1, 2), state if output_final_state else None
-
-
-def _is_step(x: Tensor, state: Tensor | None) -> bool:
-    return state is not None and x.shape[1] == 1 and not torch.is_grad_enabled()
 
 
 def convolution(
@@ -138,7 +134,7 @@ def convolution(
     bias: Tensor | None = None,
     activation: str | None = None,
     **rest: Any,
-) -> Tensor:
+) -> Any:
     """Computes the causal convolution of (B, C, N); N - T tokens precede those of the layer."""
     if not 2 <= weight.shape[1] <= 8:
         return NotImplemented
@@ -162,7 +158,7 @@ def convolution_step(
     weight: Tensor,
     bias: Tensor | None = None,
     activation: str | None = None,
-) -> Tensor:
+) -> Any:
     """Computes the convolution of (B, C, 1) after the inputs `conv_state`, which it shifts by one.
 
     Args:
@@ -174,20 +170,17 @@ def convolution_step(
         activation: name of an activation of transformers.
     """
     spare = conv_state.shape[-1] - weight.shape[1] + 1
-    dtypes = {hidden_states.dtype, conv_state.dtype}
-    if (
-        not 2 <= weight.shape[1] <= 8
-        or hidden_states.shape[-1] != 1
-        or spare < 0
-        or torch.is_grad_enabled()
-        or len(dtypes | {weight.dtype} - {torch.float32}) > 1
-    ):
+    dtypes = {hidden_states.dtype, conv_state.dtype, weight.dtype} - {torch.float32}
+    is_one_token = hidden_states.shape[-1] == 1 and hidden_states.dtype == conv_state.dtype
+    if not (2 <= weight.shape[1] <= 8 and is_one_token and len(dtypes) <= 1 and spare >= 0):
         return NotImplemented
+    if torch.is_grad_enabled():
+        inputs = torch.cat([conv_state, hidden_states], dim=-1)
+        conv_state.copy_(inputs[..., 1:])
+        return convolution(call, inputs, weight, bias, activation)[..., -1:]
     fused, after = _activations(activation)
     shifted = conv_state[..., 1 : spare + 1].clone()
-    y = causal_conv1d_step(
-        hidden_states, weight, bias, conv_state[..., spare:], activation=fused
-    )
+    y = causal_conv1d_step(hidden_states, weight, bias, conv_state[..., spare:], activation=fused)
     conv_state[..., :spare] = shifted
     return after(y)
 
@@ -284,7 +277,7 @@ def linear_scan(
         )  # fmt: skip
         return o.transpose(1, 2), after.S
     o, after = linear_attention_varlen(
-        *map(call.pack, (q, k, v)), call.documents,
+        call.pack(q), call.pack(k), call.pack(v), call.documents,
         log_decay=call.pack(log_decay) if of_tokens else log_decay,
         initial_state=_linear_state(call.states(state)), return_state=True, **_IDENTITY,
     )  # fmt: skip
@@ -295,9 +288,7 @@ def _linear_state(S: Tensor | None) -> LinearState | None:
     return None if S is None else LinearState(S, S.new_zeros(S.shape[:3]))
 
 
-def _step_sizes(
-    dt: Tensor, bias: Tensor | None, softplus: bool, dtype: torch.dtype
-) -> Tensor:
+def _step_sizes(dt: Tensor, bias: Tensor | None, softplus: bool, dtype: torch.dtype) -> Tensor:
     dt = dt.to(dtype)
     if bias is not None:
         dt = dt + bias.to(dtype)

@@ -50,8 +50,6 @@ _DOCUMENTS = "packed_documents"
 _POSITIONS = "position_ids"
 _CONFIG = "_config_of_model"
 """Attribute of a layer: the configuration of its model."""
-_POOLS = "index_kpool"
-"""Attribute of an indexer that scores keys by groups, which documents would share."""
 _FILES = "transformers.models."
 
 
@@ -113,7 +111,7 @@ def link(model: Any) -> None:
 
 
 @cache
-def _layers_of(file: str) -> Mapping[type, bool]:
+def _layers_of(file: str) -> Mapping[Any, bool]:
     """Returns the linear layers of a file of transformers; True: documents can be separated."""
     module = sys.modules.get(file)
     if module is None or not file.startswith(_FILES):
@@ -126,10 +124,10 @@ def _layers_of(file: str) -> Mapping[type, bool]:
     return found
 
 
-def _forward_passes(module: ModuleType, kind: type) -> list[tuple[type, tuple[str, ...]]]:
+def _forward_passes(module: ModuleType, kind: type) -> list[tuple[Any, tuple[str, ...]]]:
     """Returns the classes of a kind that a file defines, with the names in their forward passes."""
     return [
-        (one, inspect.unwrap(one.forward).__code__.co_names)
+        (one, inspect.unwrap(vars(one)["forward"]).__code__.co_names)
         for one in vars(module).values()
         if isinstance(one, type)
         and issubclass(one, kind)
@@ -156,7 +154,7 @@ def _replace_in(module: ModuleType) -> None:
         replaced.append((layer, "forward", layer.forward))
         new.append(_layer_forward(layer.forward, is_separable, layer.__name__ == _LIGHTNING))
     if layers or "nn.Conv1d(" in (source_of(module) or ""):
-        models: list[tuple[Any, bool]] = [
+        models = [
             (model, "layers" in names) for model, names in _forward_passes(module, PreTrainedModel)
         ]
         take_positions = all(_POSITIONS in _parameters(one.forward) for one, base in models if base)
@@ -175,7 +173,9 @@ def _replace_in(module: ModuleType) -> None:
 
 
 def _asks(config: Any) -> bool:
-    return bool(_mode) or getattr(config, "_attn_implementation", None) == NAME
+    if _mode is None:
+        return getattr(config, "_attn_implementation", None) == NAME
+    return _mode
 
 
 def _function(original: _Function, ours: _Function) -> _Function:
@@ -210,7 +210,7 @@ def _layer_forward(original: _Function, is_separable: bool, is_lightning: bool) 
         hidden_states = args[0] if args else named["hidden_states"]
         if documents is None:
             documents = _given_documents(named, hidden_states)
-            if documents is not None and not is_separable or _state.documents is not None:
+            if (documents is not None and not is_separable) or _state.documents is not None:
                 raise ValueError(_NOT_SEPARATE.format(type(self).__name__))
         call = Call(hidden_states.shape[1], documents)
         if is_lightning:
@@ -262,12 +262,12 @@ def _parameters(function: _Function) -> list[str]:
 
 def _documents(given: Mapping[str, Any]) -> Tensor | None:
     """Returns the boundaries of packed documents in a call of a base model, if there are any."""
-    tokens, embeddings = given.get("input_ids"), given.get("inputs_embeds")
-    tokens = embeddings if tokens is None else tokens
+    ids: Tensor | None = given.get("input_ids")
+    tokens: Tensor | None = given.get("inputs_embeds") if ids is None else ids
     if tokens is None or tokens.shape[1] == 1:
         return None
     documents = _given_documents(given, tokens)
-    position_ids = given.get(_POSITIONS)
+    position_ids: Tensor | None = given.get(_POSITIONS)
     if documents is not None or position_ids is None:
         return documents
     mask = given.get("attention_mask")
@@ -277,13 +277,15 @@ def _documents(given: Mapping[str, Any]) -> Tensor | None:
     visible = mask[:, -T:].bool() if mask is not None and mask.dim() == 2 else None
     if position_ids.dim() == 3:  # of text, time, height and width, or of the last three
         position_ids = position_ids[0]
-    return boundaries_of_positions(position_ids, visible, B)
+    found: Tensor | None = boundaries_of_positions(position_ids, visible, B)
+    return found
 
 
 def _given_documents(named: Mapping[str, Any], tokens: Tensor) -> Tensor | None:
     """Returns the boundaries that the arguments of a call of a model or layer give."""
     B, T = tokens.shape[:2]
-    cu_seqlens, seq_idx = named.get("cu_seq_lens_q"), named.get("seq_idx")
+    cu_seqlens: Tensor | None = named.get("cu_seq_lens_q")
+    seq_idx: Tensor | None = named.get("seq_idx")
     if T == 1:
         return None
     if cu_seqlens is not None:
@@ -307,6 +309,11 @@ def _inseparable_layer(model: nn.Module) -> str | None:
         is_separable = _layers_of(type(module).__module__).get(type(module))
         if is_separable:
             inside = f"{name}."
-        elif is_separable is False or joins_tokens(module) or hasattr(module, _POOLS):
+        elif is_separable is False or joins_tokens(module) or _is_indexer(module):
             return f"{name} ({type(module).__name__})"
     return None
+
+
+def _is_indexer(module: nn.Module) -> bool:
+    """Tells whether a module chooses keys: among those of all documents, if keys are cached."""
+    return type(module).__name__.endswith("Indexer")

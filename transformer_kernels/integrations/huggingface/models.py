@@ -25,9 +25,15 @@ _TABLE_OF_CLASSES = re.compile(r"ATTENTION_CLASSES\[[\w.]*attn_implementation\]"
 _Function = Callable[..., Any]
 
 
+def _nothing(*_: object, **__: object) -> None:
+    pass
+
+
 @cache
 def check_requests(
-    attention_forward: _Function, prepare: _Function, link: Callable[[Any], None]
+    attention_forward: _Function,
+    prepare: _Function = _nothing,
+    link: Callable[[Any], None] = _nothing,
 ) -> None:
     """Makes models raise a ValueError if they are asked for a function that they do not call.
 

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 from torch import Tensor
 
 NORM_EPS = 1e-6
-"""Added to the sum of squares of q and k under `l2norm`; as kNormEps in csrc/cpu/delta/rows.h."""
+"""Added to the sum of squares of q and k under `l2norm`; as kNormEps in csrc/cpu/delta/chunk.h."""
 
 
 class Inputs(NamedTuple):
