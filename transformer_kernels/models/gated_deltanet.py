@@ -48,7 +48,7 @@ class GatedDeltaNetConfig:
 
 SIZES = {
     "demo": GatedDeltaNetConfig(layers=4, heads=4, width=96, context=1024),
-    "recall": GatedDeltaNetConfig(layers=4, heads=2, width=64, vocabulary=128, context=128),
+    "recall": GatedDeltaNetConfig(layers=4, heads=2, width=64, vocabulary=64, context=64),
 }
 """Named sizes. Tokens of "demo" are bytes. "recall" is for texts of keys and values."""
 

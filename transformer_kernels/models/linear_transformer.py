@@ -55,7 +55,7 @@ class LinearTransformerConfig:
 
 SIZES = {
     "copy": LinearTransformerConfig(layers=2, heads=4, width=64, vocabulary=128, context=64),
-    "recall": LinearTransformerConfig(layers=4, heads=2, width=64, vocabulary=128, context=128),
+    "recall": LinearTransformerConfig(layers=4, heads=2, width=64, vocabulary=64, context=64),
     "demo": LinearTransformerConfig(
         layers=4, heads=4, width=96, context=1024, positions="decay",
     ),

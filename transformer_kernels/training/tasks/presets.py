@@ -53,8 +53,8 @@ _COPY = TrainConfig(
 )  # fmt: skip
 
 _RECALL = replace(
-    _COPY, task=GatedDeltaNetRecallTask(model=gated_deltanet.SIZES["recall"]), steps=1000,
-    eval_every=100,
+    _COPY, task=GatedDeltaNetRecallTask(model=gated_deltanet.SIZES["recall"]), steps=2500,
+    schedule=Schedule(peak=4e-3, warmup=50, final_share=0.05), eval_every=100,
 )  # fmt: skip
 
 # fmt: off
