@@ -48,9 +48,12 @@ class GatedDeltaNetConfig:
 
 SIZES = {
     "demo": GatedDeltaNetConfig(layers=4, heads=4, width=96, context=1024),
-    "recall": GatedDeltaNetConfig(layers=4, heads=2, width=64, vocabulary=64, context=64),
+    "recall": GatedDeltaNetConfig(
+        layers=4, heads=2, width=64, vocabulary=64, context=64, attention_every=0
+    ),
 }
-"""Named sizes. Tokens of "demo" are bytes. "recall" is for texts of keys and values."""
+"""Named sizes. Tokens of "demo" are bytes. "recall" is for texts of keys and values, and has no
+attention, which could find the values by itself."""
 
 
 @dataclass(frozen=True)
