@@ -169,6 +169,15 @@ WITH_CACHE: dict[str, Any] = {
     "causal": lambda model, text: model(text),
     "parts": by_cache,
 }
+RECURRENT: dict[str, Any] = {
+    "run": lambda model, text: model(text),
+    "causal": lambda model, text: model(text),
+    "parts": by_state,
+    "implementations": get_args(LinearImplementation),
+    "lengths": (1, 12, 150),
+    "dropouts": 5,
+    "drops_weights": False,
+}
 POOLED: dict[str, Any] = {
     "run": lambda model, text: model(text),
     "rows": lambda model, text, lengths, _: [*model(text, lengths=lengths)],
@@ -185,6 +194,9 @@ REFORMER = models.ReformerConfig(
     **SIZES, vocabulary=VOCABULARY, context=12, columns=4, chunk=4, rounds=2
 )
 LINEAR = models.LinearTransformerConfig(**SIZES, vocabulary=VOCABULARY, context=12)
+DELTA = models.GatedDeltaNetConfig(
+    **SIZES, hidden=20, vocabulary=VOCABULARY, context=12, attention_every=2
+)
 XL = models.TransformerXLConfig(
     layers=2, heads=2, width=10, head_size=7, hidden=13, vocabulary=VOCABULARY,
     context=5, memory=40, dropout=0.0,
@@ -218,11 +230,8 @@ def _reformer(name: str, **changes: Any) -> Entry:
 
 def _linear(name: str, **changes: Any) -> Entry:
     return Entry(
-        f"linear-{name}", models.LinearTransformer, config=replace(LINEAR, **changes),
-        run=lambda model, text: model(text), causal=lambda model, text: model(text),
-        parts=by_state, implementations=get_args(LinearImplementation), lengths=(1, 12, 150),
-        dropouts=5, drops_weights=False,
-    )  # fmt: skip
+        f"linear-{name}", models.LinearTransformer, config=replace(LINEAR, **changes), **RECURRENT
+    )
 
 
 ENTRIES = (
@@ -251,6 +260,7 @@ ENTRIES = (
     _linear("learned"),
     _linear("columns", columns=4, hidden=20),
     _linear("decay", positions="decay"),
+    Entry("gated-deltanet", models.GatedDeltaNet, config=DELTA, **RECURRENT),
     Entry(
         "xl", models.TransformerXL, config=XL, run=by_segments, causal=by_segments,
         parts=by_state, lengths=(1, 15), dropouts=9,

@@ -22,6 +22,7 @@ from transformer_kernels.training.data import (
     PAD,
     SEPARATOR,
     SPECIAL,
+    Associations,
     ByteWindows,
     Copies,
     Dataset,
@@ -60,7 +61,10 @@ MAKERS: dict[str, Make] = {
         PAIRS[:200], PAIRS[200:], tokens=BYTES, longest=size, name="squares"
     ),
     "copies": lambda size: Copies(2 * size, 12),
+    "associations": lambda size: Associations(4 * size, 2 * size),
 }
+RANDOM = ("copies", "associations")
+"""Their texts are drawn at random, as many as there are calls for."""
 
 
 @pytest.fixture(params=MAKERS)
@@ -108,7 +112,7 @@ def test_held_out_examples_are_the_same_at_every_call(make: Make) -> None:
         assert all(torch.equal(first[name], again[name]) for name in first)
 
 
-@pytest.mark.parametrize("name", [name for name in MAKERS if name != "copies"])
+@pytest.mark.parametrize("name", [name for name in MAKERS if name not in RANDOM])
 def test_held_out_returns_fewer_examples_if_there_are_no_more(name: str) -> None:
     batch = MAKERS[name](20).held_out(10_000)
     assert 39 <= len(next(iter(batch.values()))) < 1000

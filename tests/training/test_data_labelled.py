@@ -13,6 +13,7 @@ import torch
 
 from tests.support.tiers import each
 from transformer_kernels.training.data import (
+    Associations,
     Copies,
     Fact,
     LabelledTexts,
@@ -338,3 +339,41 @@ def test_name_and_digest_tell_the_sizes() -> None:
 def test_invalid_sizes_raise_value_error(context: int, vocabulary: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Copies(context, vocabulary)
+
+
+def test_a_text_is_keys_with_their_values_and_again_in_another_order() -> None:
+    """13 tokens: 6 keys and 7 values. In training, texts have 1 to 4 distinct keys."""
+    data = Associations(context=16, vocabulary=13)
+    assert data.name == "random texts of 4 keys and values"
+    drawn = data.draw(200, torch.Generator().manual_seed(0))["tokens"]
+    for tokens, numbers in ((data.held_out(200)["tokens"], {4}), (drawn, {1, 2, 3, 4})):
+        assert tokens.shape == (200, 16)
+        halves = tokens.view(200, 2, 4, 2).tolist()
+        distinct = []
+        for told, asked in halves:
+            assert sorted(told) == sorted(asked)
+            value_of = dict(told)
+            assert all(value_of[key] == value for key, value in told)
+            distinct.append(len(value_of))
+        assert set(distinct) == numbers
+        assert all(distinct.count(number) > 30 for number in numbers)
+        keys, values = tokens[:, ::2], tokens[:, 1::2]
+        assert set(keys.unique().tolist()) == set(range(6))
+        assert set(values.unique().tolist()) == set(range(6, 13))
+        moved = [told != asked for told, asked in halves]
+        assert sum(moved) > 100
+
+
+@each(
+    ("context", "vocabulary", "message"),
+    [
+        (14, 12, "context must be a multiple of 4, got 14"),
+        (28, 13, "vocabulary must be at least 14, twice the number of keys in a text, got 13"),
+        (16, 10, "vocabulary must be at least 11, got 10"),
+    ],
+)
+def test_invalid_sizes_of_associations_raise_value_error(
+    context: int, vocabulary: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Associations(context, vocabulary)

@@ -18,6 +18,7 @@ from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.models import (
     BertConfig,
     ClassifierConfig,
+    GatedDeltaNetConfig,
     GeneratorConfig,
     GPT2Config,
     LinearTransformerConfig,
@@ -48,9 +49,12 @@ from transformer_kernels.training.data import BEGIN, END, IGNORE_INDEX, PAD, Tok
 from transformer_kernels.training.tasks import (
     BertTask,
     ClassifierTask,
+    GatedDeltaNetRecallTask,
+    GatedDeltaNetTask,
     GeneratorTask,
     GPT2Task,
     LinearCopyTask,
+    LinearRecallTask,
     LinearTransformerTask,
     LookupTask,
     ReformerCopyTask,
@@ -76,6 +80,11 @@ TINY: tuple[Task, ...] = (
     ReformerCopyTask(model=ReformerConfig(**SMALL, vocabulary=11, context=6, chunk=6, rounds=2)),
     LinearTransformerTask(model=LinearTransformerConfig(**SMALL, context=12)),
     LinearCopyTask(model=LinearTransformerConfig(**SMALL, vocabulary=11, context=4)),
+    LinearRecallTask(model=LinearTransformerConfig(**SMALL, vocabulary=12, context=4)),
+    GatedDeltaNetTask(model=GatedDeltaNetConfig(**SMALL, context=12)),
+    GatedDeltaNetRecallTask(
+        model=GatedDeltaNetConfig(**SMALL, vocabulary=12, context=4, attention_every=1)
+    ),
     ClassifierTask(model=ClassifierConfig(**SMALL, vocabulary=270, context=16)),
     TranslatorTask(model=TranslatorConfig(
         **SMALL, source_vocabulary=280, target_vocabulary=280, hidden=32, context=40, dropout=0.0
@@ -85,7 +94,7 @@ TINY: tuple[Task, ...] = (
 )
 # fmt: on
 TASK_OF = {task.kind: task for task in TINY}
-LINEAR = ("linear", "linear-copy")
+LINEAR = ("linear", "linear-copy", "linear-recall", "gated-deltanet", "gated-deltanet-recall")
 
 every_task = pytest.mark.parametrize("task", TINY, ids=lambda task: task.kind)
 
@@ -113,7 +122,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def data_of(task: Task, folder: Path) -> Dataset:
-    if task.kind in ("reformer-copy", "linear-copy"):
+    if task.kind.endswith(("-copy", "-recall")):
         return task.data()
     name = {"classifier": "reviews", "translator": "pairs", "lookup": "facts.tsv"}
     return task.data(folder / name.get(task.kind, "text.txt"))
@@ -285,6 +294,7 @@ def held_out(kind: str, steps: int) -> tuple[float, float]:
         ("gpt2", 60, 3.05),  # untrained: 3.6
         ("reformer", 60, 4.4),
         ("linear", 60, 4.0),  # without attention: 4.1
+        ("gated-deltanet", 60, 4.0),
         ("sparse", 60, 4.4),
     ],
 )

@@ -17,8 +17,8 @@ from .common import UserError, add_number, as_user_error, check_text, run_folder
 if TYPE_CHECKING:
     from ..training import Evaluation, LoadedModel, Tokens
 
-_BYTES = ("generator", "transformer-xl", "sparse", "reformer", "linear")
-_COPIES = ("reformer-copy", "linear-copy")
+_BYTES = ("generator", "transformer-xl", "sparse", "reformer", "linear", "gated-deltanet")
+_RANDOM = ("reformer-copy", "linear-copy", "linear-recall", "gated-deltanet-recall")
 _HASHED = ("reformer", "reformer-copy")
 
 
@@ -77,7 +77,7 @@ def _generate_options(parser: argparse.ArgumentParser) -> None:
         "--prompt", default="\n", metavar="TEXT",
         help="text to continue (default: a line break); a model only sees the last tokens of the "
         "text, as many as its context, a Transformer-XL those in its memory, and a Linear "
-        "Transformer all of them",
+        "Transformer or a Gated DeltaNet all of them",
     )
     number = partial(add_number, parser)
     number("--length", default=500,
@@ -215,7 +215,7 @@ _EVALUATE_KINDS = {
     "data": _BYTES,
     "lanes": _BYTES,
     "bytes": _BYTES,
-    "examples": _COPIES,
+    "examples": _RANDOM,
 }
 """Kinds of checkpoints that an option of `evaluate` applies to"""
 
@@ -243,7 +243,7 @@ def _evaluate_options(parser: argparse.ArgumentParser) -> None:
     number("--lanes", help=f"number of lanes (default: {_LANES})")
     number("--bytes",
            help="most bytes to read, rounded to whole segments of all lanes (default: all)")
-    number("--examples", help=f"number of held-out examples to copy (default: {_EXAMPLES})")
+    number("--examples", help=f"number of held-out examples (default: {_EXAMPLES})")
     parser.add_argument("--device", default="cpu", metavar="NAME",
                         help="torch device (default: cpu)")
     # fmt: on
@@ -295,12 +295,12 @@ def _evaluation(
     from ..training import ByteLanes, evaluate, evaluate_examples, load_corpus
 
     task, model = trained.task, trained.model
-    if task.kind in _COPIES:
-        copies = task.data()
+    if task.kind in _RANDOM:
+        texts = task.data()
         count = _EXAMPLES if args.examples is None else args.examples
         check_positive("examples", count)
-        examples = partial(evaluate_examples, task, model, copies, count=count)
-        return examples, f"{task.unit} of held-out {copies.name}"
+        examples = partial(evaluate_examples, task, model, texts, count=count)
+        return examples, f"{task.unit} of held-out {texts.name}"
     context = task.model.context if args.context is None else args.context
     text = ByteLanes(load_corpus(args.data or trained.source), context)
     lanes, segments = _LANES if args.lanes is None else args.lanes, None
@@ -323,14 +323,15 @@ _USES = {
         run=_generate,
     ),
     "evaluate": _Use(
-        kinds=(*_BYTES, *_COPIES),
+        kinds=(*_BYTES, *_RANDOM),
         help="score of a trained byte-level language model on held-out text",
         description="Prints the bits per byte of a model on the held-out part of a text, its last "
         "tenth. The part is cut into lanes, which are read side by side, segment by segment. A "
         "Transformer-XL carries memories along its lanes; their length may differ from that in "
-        "training. Segments of a Sparse Transformer, a Reformer or a Linear Transformer may be "
-        "longer than its context. For a checkpoint of `train reformer-copy` or `linear-copy`, "
-        "prints the share of symbols that are copied right in held-out examples.",
+        "training. Segments of a Sparse Transformer, a Reformer, a Linear Transformer or a Gated "
+        "DeltaNet may be longer than its context. For a checkpoint of a task of random texts, such "
+        "as `train linear-copy`, prints the share of symbols that are predicted right in held-out "
+        "examples.",
         add_options=_evaluate_options,
         run=_evaluate,
     ),

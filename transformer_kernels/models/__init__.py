@@ -8,6 +8,8 @@ from .bert import SIZES as BERT_SIZES
 from .bert import Bert, BertConfig, BertForClassification, BertForPreTraining, PreTrainingLogits
 from .classifier import SIZES as CLASSIFIER_SIZES
 from .classifier import Classifier, ClassifierConfig
+from .gated_deltanet import SIZES as GATED_DELTANET_SIZES
+from .gated_deltanet import GatedDeltaNet, GatedDeltaNetConfig, HybridState
 from .generation import Memory
 from .generator import SIZES, GeneratorConfig, TextGenerator
 from .gpt2 import GPT2, GPT2Config
@@ -29,6 +31,7 @@ from .translator import Translator, TranslatorConfig
 __all__ = [
     "BERT_SIZES",
     "CLASSIFIER_SIZES",
+    "GATED_DELTANET_SIZES",
     "GPT2",
     "GPT2_SIZES",
     "LINEAR_TRANSFORMER_SIZES",
@@ -48,7 +51,10 @@ __all__ = [
     "FactTable",
     "FactTableConfig",
     "GPT2Config",
+    "GatedDeltaNet",
+    "GatedDeltaNetConfig",
     "GeneratorConfig",
+    "HybridState",
     "LinearTransformer",
     "LinearTransformerConfig",
     "Lookup",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -60,16 +60,17 @@ State = tuple[Tensor, ...]
 
 @runtime_checkable
 class StatefulLanguageModel(Protocol):
-    """Interface that `generate` requires of a model with a state; it must be an `nn.Module`."""
+    """Interface that `generate` requires of a model with a state, of a type of its own; it must be
+    an `nn.Module`."""
 
     @property
     def context(self) -> int:
         """Largest number of tokens of a prompt that are read by one call."""
 
-    def new_state(self, batch: int) -> State:
+    def new_state(self, batch: int) -> Any:
         """Returns the state before the first token of `batch` sequences."""
 
-    def __call__(self, tokens: Tensor, state: State, /) -> tuple[Tensor, State]:
+    def __call__(self, tokens: Tensor, state: Any, /) -> tuple[Tensor, Any]:
         """tokens (B, T) int64 -> logits (B, T, vocabulary) and the state after them."""
 
 

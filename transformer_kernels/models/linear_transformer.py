@@ -55,13 +55,14 @@ class LinearTransformerConfig:
 
 SIZES = {
     "copy": LinearTransformerConfig(layers=2, heads=4, width=64, vocabulary=128, context=64),
+    "recall": LinearTransformerConfig(layers=4, heads=2, width=64, vocabulary=64, context=64),
     "demo": LinearTransformerConfig(
         layers=4, heads=4, width=96, context=1024, positions="decay",
     ),
     "learned": LinearTransformerConfig(layers=4, heads=4, width=96, context=64),
 }  # fmt: skip
-"""Named sizes. Tokens of "demo" and "learned" are bytes. "copy" is for texts of two copies. In
-a short training, learned positions need short texts."""
+"""Named sizes. Tokens of "demo" and "learned" are bytes. "copy" is for texts of two copies,
+"recall" for texts of keys and values. In a short training, learned positions need short texts."""
 
 
 class LinearTransformer(nn.Module):

@@ -22,6 +22,7 @@ from .blocks import (
     recompute_blocks,
     smaller_branch_ends,
 )
+from .delta_attention import DeltaState, GatedDeltaRuleAttention
 from .linear_attention import LinearImplementation, LinearSelfAttention
 from .lsh_attention import default_buckets, hash_buckets, lsh_attention, sorted_by_bucket
 from .masking import MaskBuffer
@@ -64,7 +65,9 @@ __all__ = [
     "BucketedBias",
     "Combination",
     "DecoderBlock",
+    "DeltaState",
     "FeedForward",
+    "GatedDeltaRuleAttention",
     "HeadForm",
     "KVCache",
     "LSHAttention",

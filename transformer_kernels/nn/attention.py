@@ -147,6 +147,14 @@ class KVCache:
         """Largest number of positions that the cache can hold."""
         return self.keys.shape[3]
 
+    def reserve(self, count: int) -> None:
+        """Makes room for `count` more positions: at least doubles a capacity that is too small."""
+        missing = self.length + count - self.capacity
+        if missing > 0:
+            more = (0, 0, 0, max(missing, self.capacity))
+            self.keys = nn.functional.pad(self.keys, more)
+            self.values = nn.functional.pad(self.values, more)
+
     def extend(self, count: int) -> int:
         """Adds `count` positions, which every layer then fills; returns the first of them.
 

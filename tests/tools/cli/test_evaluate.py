@@ -168,6 +168,7 @@ def test_reformer_is_evaluated_with_other_rounds_and_generates(
          "--heads 4", ALL),
         ("linear", "--positions learned --columns 4 --hidden 20", ALL[:2]),
         ("linear", "--positions decay --columns 4 --hidden 20", ALL[:2]),
+        ("gated-deltanet", "--attention-every 1 --hidden 20", ALL[:2]),
     ],
 )  # fmt: skip
 def test_segments_may_be_longer_than_the_context(
@@ -204,7 +205,11 @@ def test_copies_are_evaluated_by_accuracy(
     assert second.endswith(" accuracy")
     assert data == "150 symbols of held-out copies of random words of 5 symbols"
     for option, kinds in (
-        ("--lanes 2", "generator or a transformer-xl or a sparse or a reformer or a linear"),
+        (
+            "--lanes 2",
+            "generator or a transformer-xl or a sparse or a reformer or a linear or a "
+            "gated-deltanet",
+        ),
         ("--memory 2", "transformer-xl"),
     ):
         line = f"{option.split()[0]} needs a checkpoint of a {kinds}, got a reformer-copy"

@@ -12,9 +12,11 @@ from .pairs import Pairs as Pairs
 from .pairs import load_pairs as load_pairs
 from .pairs import pair_texts as pair_texts
 from .pairs import spoken_pairs as spoken_pairs
+from .recall import Associations as Associations
 from .recall import Copies as Copies
 from .recall import Fact as Fact
 from .recall import Facts as Facts
+from .recall import RandomTexts as RandomTexts
 from .recall import as_facts as as_facts
 from .recall import load_facts as load_facts
 from .text import IGNORE_INDEX as IGNORE_INDEX

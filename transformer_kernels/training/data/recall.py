@@ -1,9 +1,11 @@
-"""Data of the recall tasks: questions about a table of facts, and words that are written twice."""
+"""Data of the recall tasks: questions about a table of facts, and random texts whose second half
+asks for the first one."""
 
 from __future__ import annotations
 
 import ast
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +25,7 @@ SEPARATOR = 0
 """Token before each copy of a word"""
 
 _HELD_OUT_EVERY = 10
-"""Words whose symbols add up to a multiple of this number are held out."""
+"""Random texts whose symbols in the first half add up to a multiple of this number are held out."""
 
 _WORD = re.compile(r"[a-z0-9]+")
 _HELD_OUT_SEED = 1
@@ -135,15 +137,11 @@ def _modules() -> Iterator[Fact]:
 
 
 @dataclass(frozen=True)
-class Copies:
-    """Dataset of texts 0 w 0 w: {"tokens": (B, context)}.
+class RandomTexts(ABC):
+    """Base of the datasets of random texts whose second half asks for the first one:
+    {"tokens": (B, context)}.
 
-    The symbols of w are random numbers from 1 to vocabulary - 1. Only a model that finds the place
-    in the first copy can predict the second one.
-
-    Raises ValueError if the context is odd or below 4, or the vocabulary is below 11.
-
-    Source: Reformer: The Efficient Transformer (Kitaev et al., 2020), section 5.
+    Raises ValueError if the vocabulary is below 11.
     """
 
     context: int
@@ -151,16 +149,14 @@ class Copies:
 
     def __post_init__(self) -> None:
         check_positive("context", self.context)
-        if self.context < 4 or self.context % 2:
-            raise ValueError(f"context must be even and at least 4, got {self.context}")
         if self.vocabulary <= _HELD_OUT_EVERY:
             raise ValueError(
                 f"vocabulary must be at least {_HELD_OUT_EVERY + 1}, got {self.vocabulary}"
             )
 
     @property
-    def name(self) -> str:
-        return f"copies of random words of {self.context // 2 - 1} symbols"
+    @abstractmethod
+    def name(self) -> str: ...
 
     @property
     def source(self) -> str | None:
@@ -168,7 +164,7 @@ class Copies:
 
     @property
     def digest(self) -> str:
-        return digest_of("copies", self.context, self.vocabulary)
+        return digest_of(type(self).__name__.lower(), self.context, self.vocabulary)
 
     def draw(self, count: int, generator: torch.Generator) -> Batch:
         return self._texts(count, generator, held_out=False)
@@ -178,11 +174,93 @@ class Copies:
         return self._texts(count, generator, held_out=True)
 
     def _texts(self, count: int, generator: torch.Generator, *, held_out: bool) -> Batch:
+        texts = torch.empty(0, self.context, dtype=torch.int64)
+        while (missing := count - len(texts)) > 0:
+            drawn = self._random(missing, generator, held_out=held_out)
+            sums = drawn[:, : self.context // 2].sum(dim=1)
+            texts = torch.cat([texts, drawn[(sums % _HELD_OUT_EVERY == 0) == held_out]])
+        return {"tokens": texts}
+
+    @abstractmethod
+    def _random(self, count: int, generator: torch.Generator, *, held_out: bool) -> Tensor:
+        """Random texts, (count, context) int64."""
+
+
+class Copies(RandomTexts):
+    """Texts 0 w 0 w.
+
+    The symbols of w are random numbers from 1 to vocabulary - 1. Only a model that finds the place
+    in the first copy can predict the second one.
+
+    Raises ValueError if the context is odd or below 4, or the vocabulary is below 11.
+
+    Source: Reformer: The Efficient Transformer (Kitaev et al., 2020), section 5.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.context < 4 or self.context % 2:
+            raise ValueError(f"context must be even and at least 4, got {self.context}")
+
+    @property
+    def name(self) -> str:
+        return f"copies of random words of {self.context // 2 - 1} symbols"
+
+    def _random(self, count: int, generator: torch.Generator, *, held_out: bool) -> Tensor:
         length = self.context // 2 - 1
-        words = torch.empty(0, length, dtype=torch.int64)
-        while (missing := count - len(words)) > 0:
-            drawn = torch.randint(1, self.vocabulary, (missing, length), generator=generator)
-            kept = (drawn.sum(dim=1) % _HELD_OUT_EVERY == 0) == held_out
-            words = torch.cat([words, drawn[kept]])
+        words = torch.randint(1, self.vocabulary, (count, length), generator=generator)
         half = torch.nn.functional.pad(words, (1, 0), value=SEPARATOR)
-        return {"tokens": torch.cat([half, half], dim=1)}
+        return torch.cat([half, half], dim=1)
+
+
+class Associations(RandomTexts):
+    """Texts of keys, each followed by its value, and once more in another order.
+
+    Keys are random numbers below vocabulary // 2, values are random numbers from there on. Only a
+    model that stores each pair can predict the values in the second half. All keys of a held-out
+    text are distinct. A text for training has a random number of distinct keys and repeats their
+    pairs, because few keys are easier to learn.
+
+    Raises ValueError if the context is no multiple of 4, or the vocabulary is below 11 or has fewer
+    keys than a text.
+
+    Source: multi-query associative recall (Arora et al., 2023, arXiv:2312.04927), with a query for
+    each key and no gaps.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.context % 4:
+            raise ValueError(f"context must be a multiple of 4, got {self.context}")
+        if self.vocabulary // 2 < self.pairs:
+            raise ValueError(
+                f"vocabulary must be at least {2 * self.pairs}, twice the number of keys in a "
+                f"text, got {self.vocabulary}"
+            )
+
+    @property
+    def pairs(self) -> int:
+        """Number of keys in a text."""
+        return self.context // 4
+
+    @property
+    def name(self) -> str:
+        return f"random texts of {self.pairs} keys and values"
+
+    def _random(self, count: int, generator: torch.Generator, *, held_out: bool) -> Tensor:
+        first = self.vocabulary // 2
+        keys = _permutations(count, first, generator)[:, : self.pairs]
+        values = torch.randint(first, self.vocabulary, keys.shape, generator=generator)
+        told = torch.stack([keys, values], dim=2)
+        if not held_out:
+            distinct = torch.randint(self.pairs, (count, 1), generator=generator) + 1
+            repeated = torch.arange(self.pairs) % distinct
+            told = told.take_along_dim(repeated[:, :, None], dim=1)
+        order = _permutations(count, self.pairs, generator)
+        asked = told.take_along_dim(order[:, :, None], dim=1)
+        return torch.cat([told, asked], dim=1).flatten(1)
+
+
+def _permutations(count: int, size: int, generator: torch.Generator) -> Tensor:
+    """Random permutations of 0 to size - 1: (count, size)."""
+    return torch.rand(count, size, generator=generator).argsort(dim=1)

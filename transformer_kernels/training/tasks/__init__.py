@@ -9,6 +9,7 @@ from ..config import TrainConfig, from_fields
 from ..task import Task
 from .language import (
     BertTask,
+    GatedDeltaNetTask,
     GeneratorTask,
     GPT2Task,
     LinearTransformerTask,
@@ -19,7 +20,9 @@ from .language import (
 from .presets import PRESETS
 from .supervised import (
     ClassifierTask,
+    GatedDeltaNetRecallTask,
     LinearCopyTask,
+    LinearRecallTask,
     LookupTask,
     ReformerCopyTask,
     TranslatorTask,
@@ -32,8 +35,11 @@ __all__ = [
     "BertTask",
     "ClassifierTask",
     "GPT2Task",
+    "GatedDeltaNetRecallTask",
+    "GatedDeltaNetTask",
     "GeneratorTask",
     "LinearCopyTask",
+    "LinearRecallTask",
     "LinearTransformerTask",
     "LookupTask",
     "ReformerCopyTask",

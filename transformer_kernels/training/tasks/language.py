@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ...dispatch.division import own_tokens
 from ...models.bert import BertConfig, BertForPreTraining
+from ...models.gated_deltanet import GatedDeltaNet, GatedDeltaNetConfig
 from ...models.generator import VOCABULARY, GeneratorConfig, TextGenerator
 from ...models.gpt2 import GPT2, GPT2Config
 from ...models.linear_transformer import LinearTransformer, LinearTransformerConfig
@@ -121,6 +122,15 @@ class LinearTransformerTask(NextByteTask):
     kind = "linear"
     model_type = LinearTransformer
     model: LinearTransformerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedDeltaNetTask(NextByteTask):
+    """Gated DeltaNet, a byte-level language model of delta-rule and attention layers."""
+
+    kind = "gated-deltanet"
+    model_type = GatedDeltaNet
+    model: GatedDeltaNetConfig
 
 
 @dataclass(frozen=True, kw_only=True)

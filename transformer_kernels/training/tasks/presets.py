@@ -7,6 +7,7 @@ from dataclasses import replace
 from ...models import (
     bert,
     classifier,
+    gated_deltanet,
     generator,
     gpt2,
     linear_transformer,
@@ -22,6 +23,7 @@ from ...models.transformer_xl import TransformerXLConfig
 from ..config import Schedule, TrainConfig
 from .language import (
     BertTask,
+    GatedDeltaNetTask,
     GeneratorTask,
     GPT2Task,
     LinearTransformerTask,
@@ -29,7 +31,15 @@ from .language import (
     SparseTransformerTask,
     TransformerXLTask,
 )
-from .supervised import ClassifierTask, LinearCopyTask, LookupTask, ReformerCopyTask, TranslatorTask
+from .supervised import (
+    ClassifierTask,
+    GatedDeltaNetRecallTask,
+    LinearCopyTask,
+    LinearRecallTask,
+    LookupTask,
+    ReformerCopyTask,
+    TranslatorTask,
+)
 
 _DEMO = TrainConfig(
     task=SparseTransformerTask(model=sparse_transformer.SIZES["demo"]),
@@ -40,6 +50,11 @@ _DEMO = TrainConfig(
 _COPY = TrainConfig(
     task=ReformerCopyTask(model=reformer.SIZES["copy"]), steps=400, batch=32,
     schedule=Schedule(peak=2e-3, warmup=50, final_share=1.0), eval_every=50, eval_batches=8,
+)  # fmt: skip
+
+_RECALL = replace(
+    _COPY, task=GatedDeltaNetRecallTask(model=gated_deltanet.SIZES["recall"]), steps=2500,
+    schedule=Schedule(peak=4e-3, warmup=50, final_share=0.05), eval_every=100,
 )  # fmt: skip
 
 # fmt: off
@@ -116,11 +131,20 @@ PRESETS: dict[str, dict[str, TrainConfig]] = {
         name: replace(
             _DEMO, task=LinearTransformerTask(model=size), batch=4096 // size.context
         )
-        for name, size in linear_transformer.SIZES.items() if name != "copy"
+        for name, size in linear_transformer.SIZES.items() if name not in ("copy", "recall")
     },
     "linear-copy": {
         "demo": replace(_COPY, task=LinearCopyTask(model=linear_transformer.SIZES["copy"])),
     },
+    "linear-recall": {
+        "demo": replace(_RECALL, task=LinearRecallTask(model=linear_transformer.SIZES["recall"])),
+    },
+    "gated-deltanet": {
+        "demo": replace(
+            _DEMO, task=GatedDeltaNetTask(model=gated_deltanet.SIZES["demo"]), batch=4
+        ),
+    },
+    "gated-deltanet-recall": {"demo": _RECALL},
     "classifier": {
         "demo": TrainConfig(
             task=ClassifierTask(model=classifier.SIZES["demo"]), steps=1500, batch=16,

@@ -1,13 +1,15 @@
-"""Tasks with an answer for each example: classes, rows of a table, translations, copies."""
+"""Tasks with an answer for each example: classes, rows of a table, translations, recall."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from ...models.classifier import Classifier, ClassifierConfig
+from ...models.gated_deltanet import GatedDeltaNet, GatedDeltaNetConfig
 from ...models.linear_transformer import LinearTransformer, LinearTransformerConfig
 from ...models.lookup import Lookup, LookupConfig
 from ...models.reformer import Reformer, ReformerConfig
@@ -18,6 +20,7 @@ from ..data import (
     BEGIN,
     END,
     PAD,
+    Associations,
     Batch,
     Copies,
     Dataset,
@@ -25,6 +28,7 @@ from ..data import (
     Facts,
     LabelledTexts,
     Pairs,
+    RandomTexts,
     Tokens,
     as_facts,
     bytes_of,
@@ -217,8 +221,8 @@ class TranslatorTask(TokenizedTask):
         return correct / count
 
 
-class CopyTask(Task):
-    """Base of the tasks that predict the second copy of a random word, symbol by symbol.
+class RandomTextTask(Task):
+    """Base of the tasks that predict symbols in the second half of a random text.
 
     The model is a language model with `context` and `vocabulary` in its config. The score is the
     share of symbols whose prediction is right.
@@ -226,26 +230,58 @@ class CopyTask(Task):
 
     unit = "symbols"
     score_name = "accuracy"
-    data_help = "none: words are drawn at random"
+    data_help = "none: texts are drawn at random"
+    texts: ClassVar[type[RandomTexts]]
+    target: ClassVar[str]
+    """Name of the loss"""
+    every: ClassVar[int]
+    """Distance from one predicted symbol to the next; the first is the second of its half"""
 
-    def data(self, source: Path | None = None, extra: Extra | None = None) -> Copies:
+    def data(self, source: Path | None = None, extra: Extra | None = None) -> RandomTexts:
         if source is not None:
             raise ValueError(f"this task draws its data at random and reads none, got {source}")
-        return Copies(self.model.context, self.model.vocabulary)
+        return self.texts(self.model.context, self.model.vocabulary)
 
     def tokens(self, batch: Batch) -> int:
         return batch["tokens"].numel()
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        return {"copied symbol": _copy(batch).numel()}
+        return {self.target: self._asked(batch).numel()}
 
     def losses(self, model: nn.Module, batch: Batch) -> Losses:
-        return {"copied symbol": cross_entropy_sum(_logits_of_copy(model, batch), _copy(batch))}
+        return {self.target: cross_entropy_sum(self._logits(model, batch), self._asked(batch))}
 
     def score(self, model: nn.Module, data: Dataset, batches: Batches, loss: float) -> float:
         return accuracy(
-            (_logits_of_copy(model, batch).argmax(dim=-1), _copy(batch)) for batch in batches
+            (self._logits(model, batch).argmax(dim=-1), self._asked(batch)) for batch in batches
         )
+
+    def _asked(self, batch: Batch) -> Tensor:
+        """The symbols to predict: (B, symbols)."""
+        tokens = batch["tokens"]
+        return tokens[:, tokens.shape[1] // 2 + 1 :: self.every]
+
+    def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Logits of the symbols to predict: (B, symbols, vocabulary)."""
+        tokens = batch["tokens"]
+        logits: Tensor = model(tokens[:, :-1])[:, tokens.shape[1] // 2 :: self.every]
+        return logits
+
+
+class CopyTask(RandomTextTask):
+    """Base of the tasks that predict the second copy of a random word, symbol by symbol."""
+
+    texts = Copies
+    target = "copied symbol"
+    every = 1
+
+
+class RecallTask(RandomTextTask):
+    """Base of the tasks that predict the value of each key that was told before."""
+
+    texts = Associations
+    target = "recalled value"
+    every = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,14 +308,25 @@ class LinearCopyTask(CopyTask):
     model: LinearTransformerConfig
 
 
-def _copy(batch: Batch) -> Tensor:
-    """The second copy of each word: (B, context / 2 - 1)."""
-    tokens = batch["tokens"]
-    return tokens[:, tokens.shape[1] // 2 + 1 :]
+@dataclass(frozen=True, kw_only=True)
+class LinearRecallTask(RecallTask):
+    """A Linear Transformer that recalls the values of keys.
+
+    A test of whether a sum of values by key separates them.
+    """
+
+    kind = "linear-recall"
+    model_type = LinearTransformer
+    model: LinearTransformerConfig
 
 
-def _logits_of_copy(model: nn.Module, batch: Batch) -> Tensor:
-    """Logits of the second copy: (B, context / 2 - 1, vocabulary)."""
-    tokens = batch["tokens"][:, :-1]
-    logits: Tensor = model(tokens)[:, batch["tokens"].shape[1] // 2 :]
-    return logits
+@dataclass(frozen=True, kw_only=True)
+class GatedDeltaNetRecallTask(RecallTask):
+    """A Gated DeltaNet that recalls the values of keys.
+
+    A test of whether a state that corrects itself separates them.
+    """
+
+    kind = "gated-deltanet-recall"
+    model_type = GatedDeltaNet
+    model: GatedDeltaNetConfig
