@@ -47,7 +47,7 @@
   NUMBER(int64_t, "SymInt", max_seqlen_q, "varlen")              \
   NUMBER(int64_t, "SymInt", max_seqlen_k, "varlen")              \
   TENSOR(cache_seqlens, kIndex, kContiguous, "(B)", "cache")     \
-  TENSOR(block_table, kIndex, kContiguous, "(B, pages)", "cache")
+  TENSOR(block_table, kIndex, kContiguous, "(S, pages)", "varlen cache")
 
 // Options whose gradients the backward pass computes on demand.
 #define TK_DIFFERENTIABLE(OPTION) OPTION(bias) OPTION(relative_bias) OPTION(relative_keys)

@@ -157,7 +157,7 @@ Reason check_positions(const Options& options) {
   return {};
 }
 
-// Fills in sizes, strides and dtype. In a paged cache N is the capacity of the block table.
+// Fills in sizes, strides and dtype. With pages N is the capacity of a row of the block table.
 Reason set_inputs(Problem& p, LayoutParams& layout, const Inputs& inputs, const View& table) {
   const auto& [q, k, v] = inputs;
   for (const View* x : {&q, &k, &v}) {
@@ -390,7 +390,7 @@ Reason set_problem(Problem& p, LayoutParams& layout, const Inputs& inputs, const
     if (options.cu_seqlens_q.size[0] == 0) return "cu_seqlens must have at least one element";
     if (p.B != 1) return "packed sequences must be one batch entry";
   }
-  if (layout.kind == LayoutKind::kCache && p.N > INT32_MAX) {
+  if ((layout.kind == LayoutKind::kCache || options.block_table) && p.N > INT32_MAX) {
     return "the cache capacity must be less than 2^31 positions per sequence";
   }
   if (Reason reason = check_dropout(layout, options); !reason.empty()) return reason;

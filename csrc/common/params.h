@@ -131,7 +131,8 @@ struct Varlen {
   bool bottom_right;  // adds each sequence's own N - M to the diagonals and offsets of distances
 };
 
-// Key/value cache of a decoding model: contiguous (B, H_kv, capacity, width) or paged.
+// Key/value cache of a decoding model: contiguous (B, H_kv, capacity, width) or paged. The pages of
+// packed sequences too: the fields from page_size to max_pages.
 struct KVCache {
   // (B): valid positions per sequence, later ones are undefined; null = all are valid
   const int32_t* cache_seqlens = nullptr;
@@ -149,6 +150,7 @@ enum class LayoutKind : uint8_t { kDense, kVarlen, kCache };
 
 struct LayoutParams {
   LayoutKind kind = LayoutKind::kDense;
+  bool has_packed_pages() const { return kind == LayoutKind::kVarlen && cache.page_size > 0; }
   Varlen varlen{};
   KVCache cache{};
   int64_t max_seqlen_q = 0, max_seqlen_k = 0;  // M and N of a dense call

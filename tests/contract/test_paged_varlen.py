@@ -88,7 +88,17 @@ def test_pages_of_any_size_and_layout(page_size: int, rows_first: bool) -> None:
 
 def test_gradients(backend: str) -> None:
     """Rows in use have the gradient of packed keys, the others 0."""
-    x = Paged(16)
+    assert_gradients(Paged(16), 16, backend)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("page_size", [1, 7, 17, 64, 256])
+def test_gradients_of_pages_of_any_size(page_size: int, dtype: torch.dtype) -> None:
+    assert_gradients(Paged(page_size, dtype), page_size, "cpu")
+
+
+def assert_gradients(x: Paged, page_size: int, backend: str) -> None:
     leaves = [x.q, *x.pages]
     for leaf in leaves:
         leaf.requires_grad_()
@@ -100,7 +110,7 @@ def test_gradients(backend: str) -> None:
     assert_same_function(dq, expected[0])
     for got, wanted in zip(pages, expected[1:], strict=True):
         rows = torch.nn.utils.rnn.pad_sequence(wanted.split(LENGTHS_K), batch_first=True)
-        in_place = in_pages(rows.transpose(1, 2), x.table, LENGTHS_K, 16)
+        in_place = in_pages(rows.transpose(1, 2), x.table, LENGTHS_K, page_size)
         assert_same_function(got, in_place.nan_to_num(0.0))
 
 
@@ -144,14 +154,15 @@ def test_fullgraph() -> None:
 
 
 def test_compiled_code_tolerates_missing_pages() -> None:
-    """It cannot check them. The sequences that have their pages are as they should be."""
+    """Where it copies pages, it cannot check them. The sequences that have their pages are as they
+    should be. The kernels that read pages in place refuse them."""
     x = Paged(16)
     k, v = (pages.nan_to_num(0.0) for pages in x.pages)
 
-    def call(table: Tensor) -> Tensor:
+    def call(table: Tensor, backend: str = "reference") -> Tensor:
         return tk.attention_varlen(
             x.q, k, v, starts(LENGTHS_Q), starts(LENGTHS_K), max_seqlen_q=20, max_seqlen_k=70,
-            block_table=table,
+            block_table=table, backend=backend,
         )  # fmt: skip
 
     torch.compiler.reset()
@@ -159,6 +170,8 @@ def test_compiled_code_tolerates_missing_pages() -> None:
     table[0] = torch.tensor([-1, 99, -(1 << 31), 7, (1 << 31) - 1])
     o = torch.compile(call, backend="aot_eager")(table)
     assert_same_function(o[3:], call(x.table)[3:])
+    with pytest.raises(RuntimeError, match="block_table must hold existing pages"):
+        torch.compile(call, backend="aot_eager")(table, "cpu")
     k, v = k[:0], v[:0]
     assert torch.equal(torch.compile(call, backend="aot_eager")(table), torch.zeros_like(o))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -26,7 +27,7 @@ from ..problem.cache import cache_problem, check_no_gradient
 from ..problem.checks import check_learned_scale
 from ..problem.dense import dense_problem
 from ..problem.layout import Layout
-from ..problem.pages import places_of_keys
+from ..problem.pages import count_keys
 from ..problem.varlen import one_entry, varlen_problem
 from .attention import attention
 from .causal_conv1d import causal_conv1d, causal_conv1d_step
@@ -148,12 +149,11 @@ def _explain_attention(
         explained = explanation(problem, backend, q, k, v, BACKENDS, general_path)
         gathered = gathering(problem, q, k, v, backend)
         return explained if gathered is None else gathered.explained(explained)
-    if (block_table := options.pop("block_table")) is not None:
-        of_keys = (options["cu_seqlens_k"], block_table, options["max_seqlen_k"])
-        page, _ = places_of_keys(q, k, v, *of_keys)
-        k, v = (x.new_empty(page.shape[0], x.shape[1], x.shape[3]) for x in (k, v))
-        options.update(k=k, v=v)
     problem = varlen_problem(**options)
+    if problem.layout.block_table is not None:  # the kernel is that of packed keys
+        keys = count_keys(problem.layout, k)
+        k, v = (x.new_empty(keys, x.shape[1], x.shape[3]) for x in (k, v))
+        problem = replace(problem, layout=problem.layout._replace(block_table=None))
     q, k, v = one_entry(q), one_entry(k), one_entry(v)
     return explanation(problem, backend, q, k, v, BACKENDS, general_path)
 

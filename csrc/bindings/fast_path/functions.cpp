@@ -27,7 +27,7 @@ struct DirectCall {
   Inputs inputs;
   Options options;
   LayoutParams layout;
-  std::vector<int32_t> indices;  // to which `layout` refers
+  Indices indices;  // to which `layout` refers
 
   // Returns the reason why the call is declined; empty if it is not.
   Reason read(PyObject* const* args, Problem& p) {

@@ -30,7 +30,6 @@ namespace tk::cpu::TK_ISA {
 
 constexpr int64_t kDecodeLanes = 16;   // a whole number of vectors in every instruction set
 constexpr int64_t kSplitKeys = 512;    // large next to one o, small next to the work of one thread
-constexpr int64_t kRunRows = 16;       // unit of contiguous runs; shorter pages are copied
 constexpr int64_t kPrefetchRows = 16;  // prefetch distance in rows
 
 // Above this number of queries per head the packed path (forward.h) is faster: docs/cpu.md, section

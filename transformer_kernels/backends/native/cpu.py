@@ -28,6 +28,7 @@ class CpuBackend(FusedBackend):
     """All four dtypes on any CPU. The instruction set is selected at run time."""
 
     name = "cpu"
+    reads_packed_pages = True
 
     def unavailable_reason(self) -> str | None:
         return extension.unavailable_reason()
