@@ -47,7 +47,9 @@
   NUMBER(int64_t, "SymInt", max_seqlen_q, "varlen")              \
   NUMBER(int64_t, "SymInt", max_seqlen_k, "varlen")              \
   TENSOR(cache_seqlens, kIndex, kContiguous, "(B)", "cache")     \
-  TENSOR(block_table, kIndex, kContiguous, "(B, pages)", "cache")
+  TENSOR(block_table, kIndex, kContiguous, "(B, pages)", "cache") \
+  TENSOR(k_scale, kFloat32, kStrided, "(entries, H_kv, positions)", "cache") \
+  TENSOR(v_scale, kFloat32, kStrided, "(entries, H_kv, positions)", "cache")
 
 // Options whose gradients the backward pass computes on demand.
 #define TK_DIFFERENTIABLE(OPTION) OPTION(bias) OPTION(relative_bias) OPTION(relative_keys)
@@ -76,6 +78,7 @@ enum class Elements : uint8_t {
   kValues,      // q's dtype or float32
   kInputs,      // q's dtype
   kStatistics,  // float32, or float64 for float64 inputs
+  kFloat32,
   kInt32,
   kInt64,
   kBool,

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..common.argument_checks import values_are_readable
 from .checks import check_integers, check_tensors, private_copy
+from .layout import Layout
 from .varlen import check_cu_seqlens, longest
 
 PAGE_DIMENSIONS = ("pages", "heads", "page_size", "width")
@@ -51,6 +52,21 @@ def check_pages_in_use(k_cache: Tensor, lengths: Tensor, block_table: Tensor, na
             f"got {int(block_table[b, n])} at ({b}, {n}), and sequence {b} has "
             f"{int(lengths[b])} positions"
         )
+
+
+def by_position(layout: Layout, N: int, x: Tensor) -> Tensor:
+    """Returns a cache as (B, H_kv, N, width). Unused entries of the block table read page 0."""
+    table, cache_seqlens = layout.block_table, layout.cache_seqlens
+    if table is None or cache_seqlens is None:
+        return x
+    pages, heads, page_size, width = x.shape
+    B = table.shape[0]
+    if pages == 0:
+        return x.new_zeros(B, heads, N, width)
+    first = torch.arange(table.shape[1], device=x.device) * page_size
+    used = first < cache_seqlens[:, None]
+    gathered = x[torch.where(used, table, 0).long()]
+    return gathered.transpose(1, 2).reshape(B, heads, N, width)
 
 
 def packed_keys(

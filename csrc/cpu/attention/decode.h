@@ -1,5 +1,7 @@
 // Forward pass for few queries and many keys (decoding). Its time is that of reading k and v: they
-// are read once, in place and in their own dtype, for all queries that share them.
+// are read once, in place and in their own dtype, for all queries that share them. An int8 cache has
+// a scale for each key and each value: that of a key multiplies its scores, that of a value its
+// weights.
 //
 //   for each split of the keys of a key head, for each of its visible blocks:
 //     s = scores(q k^T)              lanes x keys; a lane is one (head, query) of the group, which
@@ -44,6 +46,7 @@ TK_INLINE bool is_decoding(const Problem& p) {
   if (p.dtype == DType::kFloat16)
     max_queries = 8;  // rows are converted again for every few queries
 #endif
+  if (p.is_int8) return true;
   return p.M > 0 && p.M <= max_queries && !p.score.relative_keys;
 }
 
@@ -144,6 +147,7 @@ struct DecodeScratch {
   Real* transposed;  // (kBlock, kDecodeLanes): s in the layout of finish_scores
   uint64_t* keep;    // (kBlock), only with dropout
   Real* row;         // (v_width)
+  Real* scales;      // (kBlock), only of an int8 cache
   char* copy;        // (kBlock, k_width or v_width): a block that cannot be read in place
 };
 
@@ -167,6 +171,7 @@ DecodeScratch<Real> lay_out_scratch(const ForwardParams& p, const DecodeWorkspac
   t.transposed = allocate<Real>(arena, kTileSize);
   t.keep = allocate<uint64_t>(arena, p.score.dropout_p > 0 ? kBlock : 0);
   t.row = allocate<Real>(arena, w.v_width);
+  t.scales = allocate<Real>(arena, p.is_int8 ? kBlock : 0);
   const int64_t width = std::max(w.k_width, w.v_width);
   t.copy = allocate<char>(arena, kBlock * width * static_cast<int64_t>(sizeof(Real)));
   return t;
@@ -265,6 +270,33 @@ TK_INLINE void for_each_run(const DecodeHead& at, const Slice& x, const Block& b
   }
 }
 
+// Multiplies the scores or weights of a block by the scales of its keys or values. Keys that must
+// not be read have the scale 0.
+template <typename Real>
+void apply_scales(const DecodeHead& at, const Slice& x, const Block& block, bool readable,
+                  const DecodeScratch<Real>& t) {
+  const float* const data = static_cast<const float*>(x.tensor.data);
+  for (int64_t r = 0, count; r < block.keys; r += count) {
+    const bool is_live = readable || at.is_live(block.j0 + r);
+    count = readable ? x.contiguous_rows(block.j0 + r, block.keys - r) : 1;
+    const float* const from = data + (is_live ? x.offset(block.j0 + r) : 0);
+    const int64_t stride = x.tensor.stride[2];
+    for (int64_t n = 0; n < count; ++n) {
+      t.scales[r + n] = is_live ? static_cast<Real>(from[n * stride]) : Real{0};
+    }
+  }
+  Vec<IntOf<Real>> invalid = {};
+  for (int64_t r = 0; r < block.keys; r += kLanes<Real>) {
+    const Vec<Real> scale = load(t.scales + r);
+    invalid |= ~((scale >= 0) & (scale < -kHidden<Real>));
+    for (int64_t lane = 0; lane < block.queries; ++lane) {
+      Real* const to = t.s + lane * kBlock + r;
+      store(to, load(to) * scale);
+    }
+  }
+  if (any<Real>(invalid)) __atomic_store_n(at.p.scales_are_valid, false, __ATOMIC_RELAXED);
+}
+
 // Replaces one lane's scores with weights 2^(u (s - m)) and updates m and l. Returns the factor by
 // which o must be rescaled. keys is a multiple of two vectors.
 template <typename Real>
@@ -314,6 +346,7 @@ void decode_block(const DecodeHead& at, const DecodeWorkspace<Real>& w,
   };
   for_each_run<Storage>(at, keys_of(p, p.k, at.b, at.head, p.D), block, readable, w.k_width, t.copy,
                         multiply);
+  if (p.is_int8) apply_scales(at, keys_of(p, p.k_scale, at.b, at.head, 1), block, readable, t);
   if (needs_finishing(p, block)) finish_transposed(p, block, t);
 
   const Real u = score_unit<Real>(p).log2;
@@ -332,6 +365,7 @@ void decode_block(const DecodeHead& at, const DecodeWorkspace<Real>& w,
       }
     }
   }
+  if (p.is_int8) apply_scales(at, keys_of(p, p.v_scale, at.b, at.head, 1), block, readable, t);
   const auto add = [&](int64_t r, const Rows<Storage>& v, int64_t keys) {
     for_each_lanes<Real>(block.queries, [&](int64_t lane, auto queries) {
       add_rows<queries()>(v, keys, t.s + lane * kBlock + r, kBlock, sums.o + lane * w.v_width,
@@ -392,21 +426,25 @@ void finish_tile(const DecodeHead& at, const DecodeWorkspace<Real>& w, const Lan
   }
 }
 
-// q (rows x k_width) of one tile, converted; missing lanes are 0.
-template <typename Storage, typename Real>
+// q (rows x k_width) of one tile, converted to the order of the cache; missing lanes are 0.
+template <typename Query, typename Storage, typename Real>
 void read_queries(const DecodeHead& at, const DecodeWorkspace<Real>& w, const LaneTile& tile,
-                  Storage* row, Real* q) {
+                  Query* row, Real* q) {
   const Strided& from = at.p.q;
   for (int64_t lane = 0; lane < w.rows; ++lane, q += w.k_width) {
     const bool valid = lane < tile.lanes;
     const int64_t h = tile.h + lane / at.p.M, i = tile.i0 + lane % at.p.M;
-    copy_row(static_cast<const Storage*>(from.data) + (valid ? row_offset(from, at.b, h, i) : 0),
+    copy_row(static_cast<const Query*>(from.data) + (valid ? row_offset(from, at.b, h, i) : 0),
              from.stride[3], valid ? at.p.D : 0, w.k_width, row);
-    convert_row(row, w.k_width, q);
+    if constexpr (kInOrder<Storage>) {
+      read_as(row, 1, w.k_width, q);
+    } else {
+      convert_row(row, w.k_width, q);
+    }
   }
 }
 
-template <typename Storage, typename Real>
+template <typename Query, typename Storage, typename Real>
 void decode_split(const DecodeHead& at, const DecodeWorkspace<Real>& w,
                   const DecodeScratch<Real>& t, int64_t split) {
   const ForwardParams& p = at.p;
@@ -414,8 +452,8 @@ void decode_split(const DecodeHead& at, const DecodeWorkspace<Real>& w,
     const Partial<Real> sums = w.partial(split, at.head, tile.n);
     sums.state->clear();
     for (int64_t c = 0; c < w.rows * w.v_width; ++c) sums.o[c] = 0;
-    read_queries(at, w, tile, reinterpret_cast<Storage*>(t.copy),
-                 t.q + tile.n * w.rows * w.k_width);
+    read_queries<Query, Storage>(at, w, tile, reinterpret_cast<Query*>(t.copy),
+                                 t.q + tile.n * w.rows * w.k_width);
   });
   const int64_t first =
       first_block(at.is_live.range) + (split - w.first_split[at.sequence]) * kSplitKeys;
@@ -436,7 +474,7 @@ void decode_split(const DecodeHead& at, const DecodeWorkspace<Real>& w,
                 [&](const LaneTile& tile) { finish_tile<Storage>(at, w, tile, t.row); });
 }
 
-template <typename Storage>
+template <typename Query, typename Storage>
 void decode(const Sequences& all, const Workers& workers, Arena arena) {
   const auto w = lay_out_decode<Storage>(all, workers.count, arena);
   for (int64_t n = 0; n < all.count * w.heads; ++n) {
@@ -452,28 +490,32 @@ void decode(const Sequences& all, const Workers& workers, Arena arena) {
     const LiveKeys is_live{visible_key_range(p, b), live_keys_of(p, b, head)};
     const DecodeHead at{p, n, b, head, head * (p.H_q / p.H_kv), is_live};
     Arena own{w.scratch + static_cast<size_t>(worker) * w.scratch_bytes};
-    decode_split<Storage>(at, w, lay_out_scratch(p, w, own), split);
+    decode_split<Query, Storage>(at, w, lay_out_scratch(p, w, own), split);
   });
 }
 
-// run(element), with an element of the storage type.
+// run(element of q, element of k and v).
 template <typename Run>
-TK_INLINE auto with_storage(DType dtype, Run&& run) {
-  switch (dtype) {
+TK_INLINE auto with_storage(const Problem& p, Run&& run) {
+  const auto with_query = [&](auto element) {
+    using Real = typename ConvertedRow<decltype(element)>::Real;
+    return p.is_int8 ? run(element, Int8<Real>{}) : run(element, element);
+  };
+  switch (p.dtype) {
     case DType::kFloat16:
-      return run(Float16{});
+      return with_query(Float16{});
     case DType::kBFloat16:
-      return run(BFloat16{});
+      return with_query(BFloat16{});
     case DType::kFloat32:
-      return run(float{});
+      return with_query(float{});
     case DType::kFloat64:
       break;
   }
-  return run(double{});
+  return with_query(double{});
 }
 
 TK_INLINE size_t decode_workspace(const Sequences& all, const Workers& workers) {
-  return with_storage(all.problem(0).dtype, [&](auto element) {
+  return with_storage(all.problem(0), [&](auto, auto element) {
     Arena arena;
     lay_out_decode<decltype(element)>(all, workers.count, arena);
     return arena.used;
@@ -481,8 +523,9 @@ TK_INLINE size_t decode_workspace(const Sequences& all, const Workers& workers) 
 }
 
 TK_INLINE void run_decode(const Sequences& all, const Workers& workers, Arena arena) {
-  with_storage(all.problem(0).dtype,
-               [&](auto element) { decode<decltype(element)>(all, workers, arena); });
+  with_storage(all.problem(0), [&](auto query, auto element) {
+    decode<decltype(query), decltype(element)>(all, workers, arena);
+  });
 }
 
 }  // namespace tk::cpu::TK_ISA
