@@ -41,13 +41,13 @@
   TENSOR(selected, kInt32, kContiguous, "(1|B, 1|H_q, M, count)", "dense")   \
   NUMBER(int64_t, "SymInt", selected_size, "dense")
 
-#define TK_LAYOUT_FIELDS(NUMBER, TENSOR)                         \
-  TENSOR(cu_seqlens_q, kIndex, kContiguous, "(S + 1)", "varlen") \
-  TENSOR(cu_seqlens_k, kIndex, kContiguous, "(S + 1)", "varlen") \
-  NUMBER(int64_t, "SymInt", max_seqlen_q, "varlen")              \
-  NUMBER(int64_t, "SymInt", max_seqlen_k, "varlen")              \
-  TENSOR(cache_seqlens, kIndex, kContiguous, "(B)", "cache")     \
-  TENSOR(block_table, kIndex, kContiguous, "(B, pages)", "cache") \
+#define TK_LAYOUT_FIELDS(NUMBER, TENSOR)                                     \
+  TENSOR(cu_seqlens_q, kIndex, kContiguous, "(S + 1)", "varlen")             \
+  TENSOR(cu_seqlens_k, kIndex, kContiguous, "(S + 1)", "varlen")             \
+  NUMBER(int64_t, "SymInt", max_seqlen_q, "varlen")                          \
+  NUMBER(int64_t, "SymInt", max_seqlen_k, "varlen")                          \
+  TENSOR(cache_seqlens, kIndex, kContiguous, "(B)", "cache")                 \
+  TENSOR(block_table, kIndex, kContiguous, "(B, pages)", "cache")            \
   TENSOR(k_scale, kFloat32, kStrided, "(entries, H_kv, positions)", "cache") \
   TENSOR(v_scale, kFloat32, kStrided, "(entries, H_kv, positions)", "cache")
 

@@ -15,14 +15,27 @@ namespace tk {
 namespace {
 
 // Extents of shapes.
-constexpr std::string_view kExtents[] = {"B",     "H_q",  "M",       "N",         "S + 1",
-                                         "pages", "rows", "columns", "distances", "D",
-                                         "tests", "S",    "count",   "entries",   "H_kv",
-                                         "positions"};
+constexpr std::string_view kExtents[] = {
+    "B",         "H_q", "M",     "N", "S + 1", "pages",   "rows", "columns",
+    "distances", "D",   "tests", "S", "count", "entries", "H_kv", "positions"};
 using Sizes = std::array<int64_t, std::size(kExtents)>;  // -1: any size
 enum Extent : size_t {
-  kB, kH, kM, kN, kEnds, kPages, kRows, kColumns, kDistances, kD, kTests, kS, kCount, kEntries,
-  kKeyHeads, kPositions
+  kB,
+  kH,
+  kM,
+  kN,
+  kEnds,
+  kPages,
+  kRows,
+  kColumns,
+  kDistances,
+  kD,
+  kTests,
+  kS,
+  kCount,
+  kEntries,
+  kKeyHeads,
+  kPositions
 };
 
 // A shape in the notation of fields.h.

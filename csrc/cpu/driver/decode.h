@@ -20,7 +20,8 @@ std::optional<std::vector<int32_t>> copy_indices(KVCache& cache, int64_t B, int6
 
 struct InvalidScale : std::runtime_error {
   InvalidScale()
-      : std::runtime_error("k_scale and v_scale must be finite and not negative where keys are in use") {}
+      : std::runtime_error(
+            "k_scale and v_scale must be finite and not negative where keys are in use") {}
 };
 
 // `batch` describes all sequences; its N is the capacity of the cache. A null lse skips the

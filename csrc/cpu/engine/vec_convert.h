@@ -74,6 +74,15 @@ struct ConvertedRow<Int8<R>> {
  private:
   template <typename Bytes>
   TK_INLINE_METHOD static Vec<Real> widened(Bytes x) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(x) == 16) {
+      return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(reinterpret_cast<__m128i>(x)));
+    }
+#elif defined(__AVX2__)
+    if constexpr (sizeof(x) == 8 && sizeof(Real) == 4) {
+      return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(bit_cast<int64_t>(x))));
+    }
+#endif
     return __builtin_convertvector(__builtin_convertvector(x, Vec<IntOf<Real>>), Vec<Real>);
   }
 };
