@@ -28,7 +28,7 @@ def rows(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tenso
     return torch.randn(*shape, D).to(dtype), torch.randn(*shape, D_v).to(dtype)
 
 
-def scales(cache: tk.QuantizedCache) -> dict[str, Tensor]:
+def scales(cache: tk.QuantizedCache) -> dict[str, Any]:
     return {"k_scale": cache.k_scale, "v_scale": cache.v_scale}
 
 
@@ -71,7 +71,7 @@ def test_pages_and_any_strides_are_quantised_alike() -> None:
         assert torch.equal(x, z.unflatten(0, (2, 5)).transpose(1, 2).flatten(2, 3))
 
 
-@pytest.mark.parametrize(("dtype", "paged"), itertools.product(DTYPES, (False, True)))
+@pytest.mark.parametrize(("dtype", "paged"), list(itertools.product(DTYPES, (False, True))))
 def test_appended_tokens_are_quantised_like_a_cache(dtype: torch.dtype, paged: bool) -> None:
     cache = empty_cache(7, H_kv, PAGE) if paged else empty_cache(B, H_kv, 40)
     cache = cache._replace(k_scale=torch.full((*cache.k.shape[:3], 2), math.nan)[..., 0])
@@ -146,6 +146,19 @@ def test_queries_of_any_size(dtype: torch.dtype) -> None:
         assert_same_function(got, wanted, lse=largest)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_nan_in_queries_shows_in_their_rows(value: float) -> None:
+    cache = tk.quantize_cache(*rows(B, H_kv, 40))
+    q = torch.randn(B, H_q, 2, D)
+    arguments = cache.k, cache.v, LENGTHS
+    exact = tk.attention_decode(q, *arguments, **scales(cache))
+    q[0, 1, 1, 3] = value
+    o = tk.attention_decode(q, *arguments, **scales(cache))
+    assert bool(o[0, 1, 1].isnan().all())
+    exact[0, 1, 1] = o[0, 1, 1]
+    assert torch.equal(o.nan_to_num(), exact.nan_to_num())
+
+
 def test_the_reference_is_differentiable_in_q() -> None:
     cache = tk.quantize_cache(*rows(B, H_kv, 40))
     q = torch.randn(B, H_q, 1, D, dtype=torch.float64, requires_grad=True)
@@ -162,10 +175,10 @@ def test_the_reference_is_differentiable_in_q() -> None:
 
 
 def test_other_devices_than_cpus_are_refused() -> None:
-    """ "auto" takes no backend there, rather than a slow one."""
+    """There "auto" takes no backend, rather than a slow one."""
     cache = [x.to("meta") for x in tk.quantize_cache(*rows(B, H_kv, 40))]
     q, (k, v, k_scale, v_scale) = torch.empty(B, H_q, 1, D, device="meta"), cache
-    options = {"k_scale": k_scale, "v_scale": v_scale}
+    options: dict[str, Any] = {"k_scale": k_scale, "v_scale": v_scale}
     with pytest.raises(ValueError, match="int8 caches: the cpu and reference backends support"):
         tk.attention_decode(q, k, v, LENGTHS.to("meta"), **options)
     explained = tk.explain(q, k, v, LENGTHS.to("meta"), operator=tk.attention_decode, **options)

@@ -87,16 +87,16 @@ def attention_decode(
 
     For inference: only the backend "reference" is differentiable. Autocast casts no argument.
 
-    With `k_scale` and `v_scale` the caches are int8, as `quantize_cache` makes them: key j of head h
-    is k_scale[b, h, j] * k_cache[b, h, j]. The backends "cpu" and "reference" support them.
+    With `k_scale` and `v_scale` the caches are int8, as `quantize_cache` makes them: key j of head
+    h is k_scale[b, h, j] * k_cache[b, h, j]. The backends "cpu" and "reference" support them.
 
     Args:
         q: queries (B, H_q, M, D) in float16, bfloat16, float32 or float64; any strides. Any M is
             supported; the kernels are optimised for small M.
-        k_cache: keys (B, H_kv, N, D) with q's dtype (or int8) and device; any strides. N is the capacity of
-            the cache; H_q is a multiple of H_kv (grouped-query and multi-query attention). With
-            `block_table`: pages (pages, H_kv, page_size, D) of any page_size; a page_size that is a
-            multiple of 16 is read in place.
+        k_cache: keys (B, H_kv, N, D) with q's dtype (or int8) and device; any strides. N is the
+            capacity of the cache; H_q is a multiple of H_kv (grouped-query and multi-query
+            attention). With `block_table`: pages (pages, H_kv, page_size, D) of any page_size; a
+            page_size that is a multiple of 16 is read in place.
         v_cache: values (B, H_kv, N, D_v); with `block_table`, pages (pages, H_kv, page_size, D_v).
         cache_seqlens: (B,) int32 or int64 on q's device: positions in use, including the M new
             tokens. If cache_seqlens[b] < M, the queries at negative positions see no key.

@@ -47,8 +47,8 @@ def quantize_cache(k: Tensor, v: Tensor) -> QuantizedCache:
 
     Raises:
         TypeError: an argument has the wrong type or dtype.
-        ValueError: k or v has the wrong shape or device, or a value that is not finite. On a GPU and
-            in compiled code values are not checked.
+        ValueError: k or v has the wrong shape or device, or a value that is not finite. On a GPU
+            and in compiled code values are not checked.
 
     Source: docs/attention.md, section 6.
     """

@@ -28,7 +28,8 @@ def check_tensors(
     """Raises TypeError or ValueError unless q, k and v have matching dimensions, dtype and device.
 
     The heads are dimension 1, and the width is the last one. `key_dimensions` names the dimensions
-    of k and v if they differ from q's, as does `key_dtype`, which is checked. `names` are the argument names for error messages.
+    of k and v if they differ from q's; `key_dtype` is theirs, checked already, if it differs.
+    `names` are the argument names for error messages.
     """
     key_dimensions = dimensions if key_dimensions is None else key_dimensions
     named = ((names[0], q), (names[1], k), (names[2], v))
@@ -45,7 +46,7 @@ def check_alike(
     key_dtype: torch.dtype | None = None,
 ) -> None:
     """Raises unless tensors, given with their names, have these dimensions, the dtype and device of
-    the first one, and valid storage. With `key_dtype` the dtype of the others is checked already."""
+    the first one, and valid storage. `key_dtype` is that of the others, checked already."""
     first, x = named[0]
     names = [name for name, _ in named]
     for (name, other), its_dimensions in zip(named, dimensions, strict=True):
