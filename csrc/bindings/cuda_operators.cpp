@@ -49,6 +49,7 @@ void zero_if_varlen(const tk::OperatorCall& call, std::initializer_list<Tensor*>
 }
 
 void decode(tk::OperatorCall& call, tk::ForwardPass& pass, const OnDevice& on) {
+  STD_TORCH_CHECK(!call.problem.is_int8, "int8 caches are not supported by the CUDA kernels");
   const Tensor scratch = workspace(tk::cuda::decode_workspace(pass.params), call.device);
   declare_accesses(on, call, {pass.o, pass.row_stats, scratch}, true);
   tk::cuda::decode(pass.params, call.layout.cache, scratch.data_ptr(), on.stream());

@@ -26,6 +26,7 @@ from ..linear.family import FamilyProblem
 from ..problem.cache import cache_problem, check_no_gradient
 from ..problem.checks import check_learned_scale
 from ..problem.dense import dense_problem
+from ..problem.int8_cache import check_scale_values
 from ..problem.layout import Layout
 from ..problem.pages import count_keys
 from ..problem.varlen import one_entry, varlen_problem
@@ -116,8 +117,8 @@ def _general_path(operator: Callable[..., Any], arguments: Mapping[str, Any]) ->
         return f"{operator.__name__} has no fast path"
     options = dict(arguments)
     if operator is attention_decode:
-        lengths, table = options.pop("cache_seqlens"), options.pop("block_table")
-        options["layout"] = Layout(cache_seqlens=lengths, block_table=table)
+        of_cache = ("cache_seqlens", "block_table", "k_scale", "v_scale")
+        options["layout"] = Layout(**{name: options.pop(name) for name in of_cache})
         options["k"], options["v"] = options.pop("k_cache"), options.pop("v_cache")
     known = inspect.signature(fast_path.plain_attention).parameters
     others = [options.pop(name) for name in options.keys() - known.keys()]
@@ -139,7 +140,9 @@ def _explain_attention(
         check_learned_scale(q, options["scale"])
         options["scale"] = 1.0
     if decodes:
-        return explanation(cache_problem(**options), backend, q, k, v, BACKENDS, general_path)
+        problem = cache_problem(**options)
+        check_scale_values(problem)
+        return explanation(problem, backend, q, k, v, BACKENDS, general_path)
     q, k, v = cast_for_autocast(q, k, v)
     options.update(q=q, k=k, v=v, bias=cast_bias(options["bias"], q))
     if options["seed"] is None:

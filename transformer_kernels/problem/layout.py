@@ -31,6 +31,10 @@ class Layout(NamedTuple):
     block_table: Annotated[Tensor | None, "(S, pages)", "varlen cache"] = None
     """int32: position j of b is in page block_table[b, j // page_size]. Entries after the last page
     in use may hold any values."""
+    k_scale: Annotated[Tensor | None, "(entries, H_kv, positions)", "cache"] = None
+    """float32, any strides, with entries and positions as in k: k and v are int8, and key j of head
+    h is k_scale[b, h, j] k[b, h, j]. Positions not in use may hold any values."""
+    v_scale: Annotated[Tensor | None, "(entries, H_kv, positions)", "cache"] = None
 
     @property
     def kind(self) -> LayoutKind:

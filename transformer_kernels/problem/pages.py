@@ -56,6 +56,21 @@ def check_pages_in_use(k_cache: Tensor, lengths: Tensor, block_table: Tensor, na
         )
 
 
+def by_position(layout: Layout, N: int, x: Tensor) -> Tensor:
+    """Returns a cache as (B, H_kv, N, width). Unused entries of the block table read page 0."""
+    table, cache_seqlens = layout.block_table, layout.cache_seqlens
+    if table is None or cache_seqlens is None:
+        return x
+    pages, heads, page_size, width = x.shape
+    B = table.shape[0]
+    if pages == 0:
+        return x.new_zeros(B, heads, N, width)
+    first = torch.arange(table.shape[1], device=x.device) * page_size
+    used = first < cache_seqlens[:, None]
+    gathered = x[torch.where(used, table, 0).long()]
+    return gathered.transpose(1, 2).reshape(B, heads, N, width)
+
+
 def checked_table(k_pages: Tensor, starts: Tensor, block_table: Tensor) -> Tensor:
     """Returns the int32 block table of packed sequences; on the CPU a copy with checked values.
 

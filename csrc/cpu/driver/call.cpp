@@ -68,7 +68,9 @@ std::string describe(const Problem& p, const LayoutParams& layout) {
   const cpu::Kernels& kernels = cpu::kernels();
   const std::string isa = std::string(", ") + kernels.name;
   const char* const real = p.dtype == DType::kFloat64 ? " in float64" : " in float32";
-  if (kernels.decodes(longest)) return "csrc/cpu/attention/decode.h" + isa + "," + real;
+  if (kernels.decodes(longest)) {
+    return "csrc/cpu/attention/decode.h" + isa + (p.is_int8 ? ", int8 caches," : ",") + real;
+  }
   const auto [engine, queries, keys] = kernels.choice(longest);
   return "csrc/cpu/attention/forward.h" + isa + ", " + engine + real + ", tiles of " +
          std::to_string(queries) + " x " + std::to_string(keys);

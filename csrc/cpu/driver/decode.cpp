@@ -18,7 +18,10 @@ ForwardParams sequence_of(const ForwardParams& batch, const KVCache& cache, int6
   if (p.mask.key_start) p.mask.key_start += b;
   if (p.mask.key_end) p.mask.key_end += b;
   if (!set_pages(p, cache, b)) {
-    for (Strided* x : key_tensors(p)) advance(*x, 0, b, p.dtype);
+    for (Strided* x : key_tensors(p)) {
+      p.is_int8 ? advance(x->data, b * x->stride[0]) : advance(*x, 0, b, p.dtype);
+    }
+    for (Strided* x : {&p.k_scale, &p.v_scale}) advance(*x, 0, b, DType::kFloat32);
   }
   if (cache.bottom_right) align_bottom_right(p);
   return p;
@@ -69,8 +72,11 @@ std::optional<std::vector<int32_t>> copy_pages(KVCache& cache, std::span<const i
 }
 
 void run_decode(const ForwardParams& params, const KVCache& cache) {
+  if (params.M == 0) return;
   const cpu::Kernels& kernels = cpu::kernels();
   ForwardParams batch = params;
+  bool scales_are_valid = true;
+  batch.scales_are_valid = &scales_are_valid;
   std::vector<double> lse;
   if (!batch.lse) {
     lse.resize(static_cast<size_t>(batch.B * batch.H_q * batch.M));
@@ -88,6 +94,7 @@ void run_decode(const ForwardParams& params, const KVCache& cache) {
   const cpu::Workers threads = workers();
   const Workspace workspace(kernels.decode_workspace(sequences.data(), batch.B, threads));
   kernels.decode(sequences.data(), batch.B, threads, workspace.data());
+  if (!scales_are_valid) throw InvalidScale();
 }
 
 }  // namespace tk

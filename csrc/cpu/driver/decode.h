@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <vector>
 
 #include "common/params.h"
@@ -21,8 +22,14 @@ std::optional<std::vector<int32_t>> copy_lengths(KVCache& cache, int64_t B, int6
 std::optional<std::vector<int32_t>> copy_pages(KVCache& cache, std::span<const int32_t> lengths,
                                                const IndexTensor& block_table);
 
+struct InvalidScale : std::runtime_error {
+  InvalidScale()
+      : std::runtime_error(
+            "k_scale and v_scale must be finite and not negative where keys are in use") {}
+};
+
 // `batch` describes all sequences; its N is the capacity of the cache. A null lse skips the
-// log-sum-exp output.
+// log-sum-exp output. Throws InvalidScale after the kernels.
 void run_decode(const ForwardParams& batch, const KVCache& cache);
 
 }  // namespace tk

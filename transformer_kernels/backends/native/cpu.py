@@ -34,7 +34,10 @@ class CpuBackend(FusedBackend):
         return extension.unavailable_reason()
 
     def unsupported_reasons(self, problem: Problem) -> list[str]:
-        return reasons_against(problem.shape.device)
+        reasons = reasons_against(problem.shape.device)
+        if problem.layout.k_scale is not None and problem.scores.relative_keys is not None:
+            reasons.append("relative_keys with an int8 cache: the reference backend supports them")
+        return reasons
 
     def backward(
         self,
