@@ -1,4 +1,4 @@
-"""`Int8Cache`: models that read int8 keys and values, against "eager" with the same ones rounded."""
+"""Models that read int8 keys and values, against "eager" with the same ones in full precision."""
 
 from __future__ import annotations
 
@@ -106,15 +106,19 @@ def test_generation(way: str) -> None:
         with torch.no_grad():
             for p in options["assistant_model"].parameters():
                 p.add_(0.05 * torch.randn_like(p))
-    cache = huggingface.Int8Cache(ours.config)
+    cache: Any = huggingface.Int8Cache(ours.config)
     expected = generated(eager, rounded_cache(eager.config), **options)
     for _ in range(2):
         torch.testing.assert_close(generated(ours, cache, **options), expected, rtol=0, atol=0)
         cache.reset()
 
 
+def first_layer() -> Any:
+    return huggingface.Int8Cache(build("llama").config).layers[0]
+
+
 def test_prompts_are_exact_and_storage_grows_by_an_eighth() -> None:
-    layer = huggingface.Int8Cache(build("llama").config).layers[0]
+    layer = first_layer()
     k, v = torch.randn(2, 3, 80, 16), torch.randn(2, 3, 80, 24)
     assert layer.get_seq_length() == 0
     assert layer.update(k, v) == (k, v)
@@ -131,7 +135,7 @@ def test_prompts_are_exact_and_storage_grows_by_an_eighth() -> None:
 
 
 def test_texts_of_a_batch_are_moved() -> None:
-    layer = huggingface.Int8Cache(build("llama").config).layers[0]
+    layer = first_layer()
     k, v = torch.randn(2, 3, 5, 16), torch.randn(2, 3, 5, 16)
     layer.reorder_cache(torch.tensor([1, 0]))  # no text yet
     layer.update(k, v)

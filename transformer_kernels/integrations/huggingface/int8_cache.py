@@ -17,11 +17,11 @@ _MOST_SPARE = 8
 """A full cache grows by at least one part in so many."""
 
 
-class Int8Layer(DynamicLayer):
+class Int8Layer(DynamicLayer):  # type: ignore[no-untyped-call]
     """Keys and values of one layer in int8, with a float32 scale for each token and head."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(**options)  # type: ignore[no-untyped-call]
         self._length = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:

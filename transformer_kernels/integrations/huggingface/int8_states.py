@@ -37,7 +37,7 @@ class Int8States(Tensor):
         return f"Int8States(shape={tuple(self.shape)})"
 
     @classmethod
-    def __torch_function__(  # type: ignore[override]
+    def __torch_function__(
         cls,
         func: Callable[..., Any],
         types: object,
