@@ -50,8 +50,8 @@ class Int8States(Tensor):
                 "Int8Cache: the model must have attn_implementation='transformer_kernels', and its "
                 "layers must pass them to attention as they are"
             )
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
 
 
 def attention_to_int8(
