@@ -176,6 +176,36 @@ def test_compiled_code_tolerates_missing_pages() -> None:
     assert torch.equal(torch.compile(call, backend="aot_eager")(table), torch.zeros_like(o))
 
 
+@pytest.mark.exhaustive
+def test_derivatives_that_kernels_lack() -> None:
+    """Of slopes, in forward mode, and of a batch of tables: by copies of the pages."""
+    x = Paged(16)
+    x.pages = [pages.nan_to_num(0.0) for pages in x.pages]
+    tables = torch.stack([x.table, x.table.roll(1, 0)])
+
+    def call(slopes: Tensor, q: Tensor, table: Tensor | None = x.table) -> Tensor:
+        k, v = (x.k, x.v) if table is None else x.pages
+        o = tk.attention_varlen(
+            q, k, v, starts(LENGTHS_Q), starts(LENGTHS_K), max_seqlen_q=20, max_seqlen_k=70,
+            block_table=table, bias=tk.alibi(slopes),
+        )  # fmt: skip
+        return o.square()
+
+    slopes = (torch.arange(4) / 4).requires_grad_()
+    torch.compiler.reset()
+    (expected,) = torch.autograd.grad(call(slopes, x.q, None).sum(), slopes)
+    for one in (call, torch.compile(call, backend="aot_eager")):
+        assert_same_function(torch.autograd.grad(one(slopes, x.q).sum(), slopes), (expected,))
+    slopes = slopes.detach()
+    got, wanted = (
+        torch.func.jvp(lambda q, table=table: call(slopes, q, table), (x.q,), (x.q.cos(),))
+        for table in (x.table, None)
+    )
+    assert_same_function(got, wanted)
+    batch = torch.vmap(lambda table: call(slopes, x.q, table))(tables)
+    assert_same_function(batch[0], call(slopes, x.q))
+
+
 def test_explain() -> None:
     x = Paged(16)
     explained = tk.explain(
