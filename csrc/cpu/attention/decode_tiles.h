@@ -10,6 +10,8 @@
 // v are interleaved, as a right tile needs them.
 #pragma once
 
+#include <utility>
+
 #include "cpu/attention/decode_rows.h"
 #include "cpu/engine/pack.h"
 #if defined(__AMX_BF16__)
@@ -90,27 +92,43 @@ inline void pack_query(const float* q, int64_t width, int64_t n, void* tiles, fl
   }
 }
 
+// The products of some tiles of rows, independent of each other, with one group of queries.
+template <int... kNumber>
+TK_INLINE void multiply_key_tiles(const Rows<Int8<float>>& k, bool prefetches, const char* q,
+                                  int64_t width, int32_t* products,
+                                  std::integer_sequence<int, kNumber...>) {
+  constexpr int64_t N = kTileColumns;
+  const auto multiply = [&]<int n>(int64_t d) {
+    const char* const rows = reinterpret_cast<const char*>(k.row(n * N)) + d;
+    for (int64_t m = 0; prefetches && m < N; ++m) {
+      prefetch(rows + m * k.stride, k.prefetch_distance(n * N));
+    }
+    load_tile<4 + n % 2>(rows, k.stride);
+    multiply_signed<n, 4 + n % 2, 6>();
+  };
+  (clear_tile<kNumber>(), ...);
+  for (int64_t d = 0; d < width; d += kTileWidth) {
+    load_tile<6>(q + d * N, kTileWidth);
+    (multiply.template operator()<kNumber>(d), ...);
+  }
+  (store_tile<kNumber>(products + kNumber * N * N, 64), ...);
+}
+
 // products (groups x kBlock x 16) = k times the digits of each group of queries, from row 0 of
 // `products` on. keys is a multiple of 16.
 inline void multiply_keys(Rows<Int8<float>> k, int64_t keys, const void* q, int64_t groups,
                           int64_t width, int32_t* products) {
-  const int64_t group_bytes = width / kTileWidth * kTileBytes;
-  for (int64_t r = 0; r < keys; r += kTile, products += kTile * 16) {
-    const int64_t ahead = k.prefetch_distance(r);
-    const char* const rows = reinterpret_cast<const char*>(k.row(r));
+  const auto multiply = [&](int64_t r, auto tiles) {
     for (int64_t g = 0; g < groups; ++g) {
-      clear_tile<0>();
-      for (int64_t d = 0; d < width; d += kTileWidth) {
-        if (g == 0) {
-          for (int64_t m = 0; m < kTile; ++m) prefetch(rows + m * k.stride + d, ahead);
-        }
-        load_tile<4>(rows + d, k.stride);
-        load_tile<6>(static_cast<const char*>(q) + g * group_bytes + d * kTile, kTileWidth);
-        multiply_signed<0, 4, 6>();
-      }
-      store_tile<0>(products + g * kBlock * 16, 64);
+      multiply_key_tiles(k.from(r), g == 0, static_cast<const char*>(q) + g * kTileColumns * width,
+                         width, products + (g * kBlock + r) * kTileColumns, tiles);
     }
+  };
+  int64_t r = 0;
+  for (; r + 4 * kTileColumns <= keys; r += 4 * kTileColumns) {
+    multiply(r, std::make_integer_sequence<int, 4>());
   }
+  for (; r < keys; r += kTileColumns) multiply(r, std::make_integer_sequence<int, 1>());
 }
 
 // s (kTileLanes x keys) of the products (keys x 16) of one group.
