@@ -133,7 +133,6 @@ def test_the_fast_path_takes_plain_calls_and_reads_no_hidden_scale() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_queries_of_any_size(dtype: torch.dtype) -> None:
-    """Fixed-point queries have the exponent of their largest element."""
     cache = tk.quantize_cache(*rows(B, H_kv, 40))
     for size in (0.0, 1e-40, 1e-6, 200.0):
         q = (torch.randn(B, H_q, 1, D) * size).to(dtype)

@@ -289,7 +289,7 @@ def _relative_keys() -> list[DecodeCase]:
 
 
 def _int8() -> list[DecodeCase]:
-    """Int8 caches. Their kernels have widths of 64, runs of 16 rows and tiles of 4 queries."""
+    """Int8 caches."""
     int8 = functools.partial(DecodeCase, int8=True)
     lanes = ((1, 1), (4, 1), (5, 1), (1, 3), (4, 5), (1, 17), (4, 40))
     widths = ((1, 1), (7, 5), (17, 33), (64, 128), (100, 36), (128, 128), (130, 64), (256, 250))

@@ -55,8 +55,8 @@ def check_scales(k_cache: Tensor, scales: Scales, is_paged: bool) -> None:
     """Raises unless the scales fit the int8 cache, whose shape is checked. Values are not read."""
     dimensions = "pages, H_kv, page_size" if is_paged else "B, H_kv, N"
     for name, x in zip(("k_scale", "v_scale"), scales, strict=True):
-        check_tensor(name, x, (torch.float32,))
         assert x is not None
+        check_tensor(name, x, (torch.float32,))
         if x.device != k_cache.device:
             raise ValueError(f"{name} is on {x.device}, the caches are on {k_cache.device}")
         if x.shape != k_cache.shape[:3]:

@@ -162,26 +162,14 @@ void compute_scores(const DecodeHead& at, const DecodeWorkspace<Real>& w,
                     const DecodeScratch<Real>& t, const Block& block, int64_t tile, bool readable) {
   const ForwardParams& p = at.p;
   const Real* const q = t.q + tile * w.rows * w.k_width;
-  [[maybe_unused]] const int64_t groups = tile_groups(block.queries);
   const auto multiply = [&](int64_t r, const Rows<Storage>& k, int64_t keys) {
-    if constexpr (kByTiles<Storage>) {
-      multiply_keys(k, keys, q, groups, w.k_width, t.products + r * kTileColumns);
-    } else {
-      for_each_lanes<Real>(block.queries, [&](int64_t lane, auto queries) {
-        multiply_rows<queries()>(k, keys, q + lane * w.k_width, w.k_width, t.s + lane * kBlock + r,
-                                 kBlock);
-      });
-    }
+    for_each_lanes<Real>(block.queries, [&](int64_t lane, auto queries) {
+      multiply_rows<queries()>(k, keys, q + lane * w.k_width, w.k_width, t.s + lane * kBlock + r,
+                               kBlock);
+    });
   };
   for_each_run<Storage>(at, keys_of(p, p.k, at.b, at.head, p.D), block, readable, w.k_width, t.copy,
                         multiply);
-  if constexpr (kByTiles<Storage>) {
-    const Real* const factors = t.factors + tile * w.rows * kDigits;
-    for (int64_t g = 0; g < groups; ++g) {
-      sum_digits(t.products + g * kBlock * kTileColumns, block.keys, factors + g * kTileColumns,
-                 t.s + g * kTileLanes * kBlock);
-    }
-  }
   if (p.is_int8) apply_scales(at, keys_of(p, p.k_scale, at.b, at.head, 1), block, readable, t);
 }
 
@@ -192,28 +180,13 @@ void add_values(const DecodeHead& at, const DecodeWorkspace<Real>& w, const Deco
   const ForwardParams& p = at.p;
   if (p.is_int8) apply_scales(at, keys_of(p, p.v_scale, at.b, at.head, 1), block, readable, t);
   const auto add = [&](int64_t r, const Rows<Storage>& v, int64_t keys) {
-    if constexpr (kByTiles<Storage>) {
-      interleave(v, keys, w.v_width, t.v_tiles + r * kTileColumns);
-    } else {
-      for_each_lanes<Real>(block.queries, [&](int64_t lane, auto queries) {
-        add_rows<queries()>(v, keys, t.s + lane * kBlock + r, kBlock, o + lane * w.v_width,
-                            w.v_width, w.v_width);
-      });
-    }
+    for_each_lanes<Real>(block.queries, [&](int64_t lane, auto queries) {
+      add_rows<queries()>(v, keys, t.s + lane * kBlock + r, kBlock, o + lane * w.v_width, w.v_width,
+                          w.v_width);
+    });
   };
   for_each_run<Storage>(at, keys_of(p, p.v, at.b, at.head, p.D_v), block, readable, w.v_width,
                         t.copy, add);
-  if constexpr (kByTiles<Storage>) {
-    for (int64_t lane = 0; lane < block.queries; lane += kTileLanes, o += kTileLanes * w.v_width) {
-      const int64_t lanes = std::min(block.queries - lane, kTileLanes);
-      Real units[kTileLanes];
-      for (int64_t n = 0; n < lanes; ++n) {
-        units[n] = pack_weights(t.s + (lane + n) * kBlock, block.keys, n, t.weights);
-      }
-      multiply_values(t.weights, t.v_tiles, w.v_width, t.products);
-      add_digits(t.products, lanes, units, o, w.v_width);
-    }
-  }
 }
 
 template <typename Storage, typename Real>
@@ -263,12 +236,6 @@ void combine(const DecodeWorkspace<Real>& w, int64_t lanes, Real u, const Partia
   }
 }
 
-// Position of column c of o.
-template <typename Storage>
-TK_INLINE int64_t output_index(int64_t c) {
-  return kByTiles<Storage> ? tile_column(c) : converted_index<Storage>(c);
-}
-
 // Combines the splits and writes o and lse of one tile of queries.
 template <typename Storage, typename Real>
 void finish_tile(const DecodeHead& at, const DecodeWorkspace<Real>& w, const LaneTile& tile,
@@ -292,7 +259,7 @@ void finish_tile(const DecodeHead& at, const DecodeWorkspace<Real>& w, const Lan
     const Real l = sums.state->l[lane];
     const Real share = l == 0 ? Real{0} : keep_factor<Real>(p) / l;
     const Real* o = sums.o + lane * w.v_width;
-    for (int64_t c = 0; c < p.D_v; ++c) row[c] = o[output_index<Storage>(c)] * share;
+    for (int64_t c = 0; c < p.D_v; ++c) row[c] = o[converted_index<Storage>(c)] * share;
     write_row(row, p.D_v, Real{1}, p.dtype, p.o.data, row_offset(p.o, at.b, h, i), p.o.stride[3]);
     const int64_t of_row = (at.b * p.H_q + h) * p.lse_stride + i;
     static_cast<Real*>(p.lse)[of_row] = lse[lane];
@@ -307,18 +274,12 @@ void read_queries(const DecodeHead& at, const DecodeWorkspace<Real>& w, const La
   const Strided& from = at.p.q;
   Query* const row = reinterpret_cast<Query*>(t.copy);
   Real* q = t.q + tile.n * w.rows * w.k_width;
-  Real* const tiles = q;
   for (int64_t lane = 0; lane < w.rows; ++lane, q += w.k_width) {
     const bool valid = lane < tile.lanes;
     const int64_t h = tile.h + lane / at.p.M, i = tile.i0 + lane % at.p.M;
     copy_row(static_cast<const Query*>(from.data) + (valid ? row_offset(from, at.b, h, i) : 0),
              from.stride[3], valid ? at.p.D : 0, w.k_width, row);
-    if constexpr (kByTiles<Storage>) {
-      read_as(row, 1, w.k_width, t.s);
-      const int64_t n = lane % kTileLanes, first = lane - n;
-      pack_query(t.s, w.k_width, n, tiles + first * w.k_width,
-                 t.factors + (tile.n * w.rows + first) * kDigits);
-    } else if constexpr (kInOrder<Storage>) {
+    if constexpr (kInOrder<Storage>) {
       read_as(row, 1, w.k_width, q);
     } else {
       convert_row(row, w.k_width, q);
@@ -371,7 +332,6 @@ void decode(const Sequences& all, const Workers& workers, Arena arena) {
     const LiveKeys is_live{visible_key_range(p, b), live_keys_of(p, b, head)};
     const DecodeHead at{p, n, b, head, head * (p.H_q / p.H_kv), is_live};
     Arena own{w.scratch + static_cast<size_t>(worker) * w.scratch_bytes};
-    [[maybe_unused]] const TileSession<kByTiles<Storage>> session;
     decode_split<Query, Storage>(at, w, lay_out_scratch(p, w, own), split);
   });
 }

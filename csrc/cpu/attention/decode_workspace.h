@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "cpu/attention/decode_rows.h"
-#include "cpu/attention/decode_tiles.h"
 #include "cpu/attention/softmax.h"
 #include "cpu/engine/arena.h"
 
@@ -126,12 +125,7 @@ struct DecodeScratch {
   uint64_t* keep;    // (kBlock), only with dropout
   Real* row;         // (v_width)
   Real* scales;      // (kBlock), only of an int8 cache
-  // Only of products by tiles (decode_tiles.h).
-  Real* factors;      // (tiles, rows, kDigits)
-  uint8_t* weights;   // (kTileColumns, kBlock)
-  char* v_tiles;      // (kBlock, v_width)
-  int32_t* products;  // of k and the queries, or of the weights of a group and v
-  char* copy;         // (kBlock, k_width or v_width): a block that cannot be read in place
+  char* copy;        // (kBlock, k_width or v_width): a block that cannot be read in place
 };
 
 // visit(first lane, number of lanes as a constant), until `lanes` are covered.
@@ -155,12 +149,6 @@ DecodeScratch<Real> lay_out_scratch(const ForwardParams& p, const DecodeWorkspac
   t.keep = allocate<uint64_t>(arena, p.score.dropout_p > 0 ? kBlock : 0);
   t.row = allocate<Real>(arena, w.v_width);
   t.scales = allocate<Real>(arena, p.is_int8 ? kBlock : 0);
-  const int64_t by_tiles = p.is_int8 && kByTiles<Int8<Real>>;
-  t.factors = allocate<Real>(arena, by_tiles * w.tiles.count * w.rows * kDigits);
-  t.weights = allocate<uint8_t>(arena, by_tiles * kTileColumns * kBlock);
-  t.v_tiles = allocate<char>(arena, by_tiles * kBlock * w.v_width);
-  const int64_t columns = std::max(tile_groups(kDecodeLanes) * kBlock, w.v_width);
-  t.products = allocate<int32_t>(arena, by_tiles * columns * kTileColumns);
   const int64_t width = std::max(w.k_width, w.v_width);
   t.copy = allocate<char>(arena, kBlock * width * static_cast<int64_t>(sizeof(Real)));
   return t;
@@ -171,12 +159,10 @@ DecodeWorkspace<Real> lay_out_decode(const Sequences& all, int64_t workers, Aren
   const ForwardParams& p = all.problem(0);
   DecodeWorkspace<Real> w;
   w.tiles = lane_tiles(p);
-  const int64_t lanes = w.tiles.heads * w.tiles.queries;
-  for_each_lanes<Real>(lanes, [&](int64_t lane, auto count) { w.rows = lane + count(); });
-  if (kByTiles<Storage>) w.rows = round_up(lanes, kTileLanes);
-  const int64_t unit = kByTiles<Storage> ? kTileWidth : kChunk<Storage>;
-  w.k_width = round_up(p.D, unit);
-  w.v_width = round_up(p.D_v, unit);
+  for_each_lanes<Real>(w.tiles.heads * w.tiles.queries,
+                       [&](int64_t lane, auto count) { w.rows = lane + count(); });
+  w.k_width = round_up(p.D, kChunk<Storage>);
+  w.v_width = round_up(p.D_v, kChunk<Storage>);
   w.heads = p.H_kv;
   w.first_split = allocate<int64_t>(arena, all.count + 1);
   w.splits = 0;

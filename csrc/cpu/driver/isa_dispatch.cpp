@@ -35,10 +35,9 @@ bool has_avx512() {
 
 // CPUID leaf 7: not every compiler's __builtin_cpu_supports knows AMX.
 bool has_amx_tiles() {
-  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24, kAmxInt8 = 1u << 25;
+  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
   unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kAmxBf16) && (d & kAmxTile) &&
-         (d & kAmxInt8);
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kAmxBf16) && (d & kAmxTile);
 }
 
 // Linux enables AMX state per process, on request. Once granted it holds for all threads.

@@ -5,8 +5,6 @@
 //   store_tile<n>(to, stride)
 //   clear_tile<n>()
 //   multiply_tile<c, a, b>()              c += a b: float32, by pairs of bfloat16
-//   multiply_signed<c, a, b>()            c += a b: int32, by four int8; multiply_unsigned: a is
-//   uint8
 #pragma once
 
 #include <immintrin.h>
@@ -69,14 +67,6 @@ TK_INLINE void clear_tile() {
 template <int kC, int kA, int kB>
 TK_INLINE void multiply_tile() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB));
-}
-template <int kC, int kA, int kB>
-TK_INLINE void multiply_signed() {
-  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB));
-}
-template <int kC, int kA, int kB>
-TK_INLINE void multiply_unsigned() {
-  asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB));
 }
 
 }  // namespace tk::cpu::TK_ISA

@@ -95,28 +95,4 @@ TK_INLINE void multiply_tile() {
   _mm_setcsr(mode);
 }
 
-// Left is int8_t or uint8_t.
-template <typename Left>
-void add_int8_product(EmulatedTile& c, const EmulatedTile& a, const EmulatedTile& b) {
-  for (int m = 0; m < 16; ++m) {
-    for (int n = 0; n < 16; ++n) {
-      int32_t sum;
-      std::memcpy(&sum, c.rows[m] + 4 * n, 4);
-      for (int k = 0; k < 64; ++k) {
-        sum += static_cast<Left>(a.rows[m][k]) * static_cast<int8_t>(b.rows[k / 4][4 * n + k % 4]);
-      }
-      std::memcpy(c.rows[m] + 4 * n, &sum, 4);
-    }
-  }
-}
-
-template <int kC, int kA, int kB>
-TK_INLINE void multiply_signed() {
-  add_int8_product<int8_t>(emulated_tile<kC>(), emulated_tile<kA>(), emulated_tile<kB>());
-}
-template <int kC, int kA, int kB>
-TK_INLINE void multiply_unsigned() {
-  add_int8_product<uint8_t>(emulated_tile<kC>(), emulated_tile<kA>(), emulated_tile<kB>());
-}
-
 }  // namespace tk::cpu::TK_ISA
