@@ -44,14 +44,15 @@ class Int8States(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if getattr(func, "__name__", "") not in ("__get__", "size", "dim"):
+        name = getattr(func, "__name__", func)
+        if name not in ("__get__", "size", "dim"):
             raise TypeError(
-                f"{getattr(func, '__name__', func)} does not take the keys and values of an "
+                f"{name} does not take the keys and values of an "
                 "Int8Cache: the model must have attn_implementation='transformer_kernels', and its "
                 "layers must pass them to attention as they are"
             )
-        kwargs = kwargs or {}
-        return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        run: Any = super().__torch_function__
+        return run(func, types, args, kwargs or {})
 
 
 def attention_to_int8(
