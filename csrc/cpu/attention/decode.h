@@ -298,8 +298,8 @@ void decode_split(const DecodeHead& at, const DecodeWorkspace<Real>& w,
     read_queries<Query, Storage>(at, w, tile, t);
   });
   const int64_t first =
-      first_block(at.is_live.range) + (split - w.first_split[at.sequence]) * kSplitKeys;
-  const int64_t last = std::min(first + kSplitKeys, at.is_live.range.end);
+      first_block(at.is_live.range) + (split - w.first_split[at.sequence]) * w.split_keys;
+  const int64_t last = std::min(first + w.split_keys, at.is_live.range.end);
   for (int64_t j0 = first; j0 < last; j0 += kBlock) {
     for_each_tile(at, w.tiles, [&](const LaneTile& tile) {
       Block block{at.b, tile.h, tile.i0, j0, tile.lanes, p.M, 0, 0, {}, {}};

@@ -41,11 +41,6 @@ struct Sequences {
 // First visible key, rounded down to a block boundary.
 TK_INLINE int64_t first_block(KeyInterval key_range) { return key_range.begin / kBlock * kBlock; }
 
-TK_INLINE int64_t count_splits(KeyInterval key_range) {
-  const int64_t keys = key_range.end - first_block(key_range);
-  return keys > 0 ? round_up(keys, kSplitKeys) / kSplitKeys : 1;
-}
-
 // Tiling of the queries that share a key head. A tile has at most kDecodeLanes lanes: whole heads,
 // or part of one head's queries.
 struct LaneTiles {
@@ -66,6 +61,17 @@ TK_INLINE LaneTiles lane_tiles(const Problem& p) {
   return {heads, p.M, 1, ceil_div(group, heads)};
 }
 
+// Keys of a split. Those of many queries are longer, or the partial results would outgrow the keys.
+TK_INLINE int64_t split_keys(const LaneTiles& tiles) {
+  constexpr int64_t kTiles = 8;
+  return kSplitKeys * ((tiles.count + kTiles - 1) / kTiles);
+}
+
+TK_INLINE int64_t count_splits(KeyInterval key_range, int64_t split_keys) {
+  const int64_t keys = key_range.end - first_block(key_range);
+  return keys > 0 ? round_up(keys, split_keys) / split_keys : 1;
+}
+
 // Partial result of one split of the keys for one tile of queries.
 template <typename Real>
 struct Partial {
@@ -76,6 +82,7 @@ struct Partial {
 template <typename Real>
 struct DecodeWorkspace {
   LaneTiles tiles;
+  int64_t split_keys;
   int64_t rows;  // of q and o: the lanes of a tile, rounded up to the unit of computation
   int64_t k_width, v_width;
   int64_t heads;                             // key heads
@@ -159,6 +166,7 @@ DecodeWorkspace<Real> lay_out_decode(const Sequences& all, int64_t workers, Aren
   const ForwardParams& p = all.problem(0);
   DecodeWorkspace<Real> w;
   w.tiles = lane_tiles(p);
+  w.split_keys = split_keys(w.tiles);
   for_each_lanes<Real>(w.tiles.heads * w.tiles.queries,
                        [&](int64_t lane, auto count) { w.rows = lane + count(); });
   w.k_width = round_up(p.D, kChunk<Storage>);
@@ -168,7 +176,7 @@ DecodeWorkspace<Real> lay_out_decode(const Sequences& all, int64_t workers, Aren
   w.splits = 0;
   for (int64_t n = 0; n < all.count; ++n) {
     if (arena.base) w.first_split[n] = w.splits;
-    w.splits += count_splits(visible_key_range(all.problem(n), all.entry(n)));
+    w.splits += count_splits(visible_key_range(all.problem(n), all.entry(n)), w.split_keys);
   }
   if (arena.base) w.first_split[all.count] = w.splits;
   const int64_t partials = w.splits * w.heads * w.tiles.count;

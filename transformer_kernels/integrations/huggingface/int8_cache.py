@@ -16,6 +16,9 @@ from .int8_states import Int8States
 _MOST_SPARE = 8
 """A full cache grows by at least one part in so many."""
 
+_MOST_IN_PLACE = 16
+"""More new tokens than these read a copy in their own dtype: it is smaller than the work."""
+
 
 class Int8Layer(DynamicLayer):  # type: ignore[no-untyped-call]
     """Keys and values of one layer in int8, with a float32 scale for each token and head."""
@@ -36,7 +39,7 @@ class Int8Layer(DynamicLayer):  # type: ignore[no-untyped-call]
 
         Returns:
             The same for the first call, a prompt, which attends to its own exact keys. Later:
-            `Int8States` of all tokens.
+            all tokens, as `Int8States`, or for many new tokens as a copy in their dtype.
 
         Raises:
             ValueError: a gradient is wanted, or the states are not finite.
@@ -55,6 +58,8 @@ class Int8Layer(DynamicLayer):  # type: ignore[no-untyped-call]
         if first == 0:
             return key_states, value_states
         k, v, k_scale, v_scale = (x[:, :, : self._length] for x in self._stored)
+        if key_states.shape[2] > _MOST_IN_PLACE:
+            return _exact(k, k_scale, self.dtype), _exact(v, v_scale, self.dtype)
         return Int8States.of(k, k_scale), Int8States.of(v, v_scale)
 
     def get_seq_length(self) -> int:
@@ -88,6 +93,10 @@ class Int8Layer(DynamicLayer):  # type: ignore[no-untyped-call]
     def _change(self, function: Callable[[Tensor], Tensor]) -> None:
         if self.is_initialized:
             self._stored = QuantizedCache(*map(function, self._stored))
+
+
+def _exact(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    return (x * scale[..., None]).to(dtype)
 
 
 def _longer(x: Tensor, count: int) -> Tensor:
