@@ -123,6 +123,21 @@ def test_sequences_may_share_pages() -> None:
     assert torch.equal(o, tk.attention_varlen(q, k, k, torch.tensor([0, 4, 9]), ends))
 
 
+def test_a_contiguous_cache_is_one_page_for_each_sequence(backend: str) -> None:
+    """Different numbers of new tokens, as in speculative decoding, by one call."""
+    k, v = (torch.randn(3, H_kv, 50, width) for width in (D, D_v))
+    new, used = (5, 16, 2), (50, 16, 33)
+    q = torch.randn(sum(new), H_q, D)
+    o = tk.attention_varlen(
+        q, k, v, starts(new), starts(used), block_table=torch.arange(3)[:, None],
+        mask=tk.Mask.causal(align="bottom_right"), backend=backend,
+    )  # fmt: skip
+    for b, (found, rows) in enumerate(zip(o.split(new), q.split(new), strict=True)):
+        one = (rows.transpose(0, 1)[None], *(x[b : b + 1, :, : used[b]] for x in (k, v)))
+        expected = tk.attention(*one, mask=tk.Mask.causal(align="bottom_right"), backend=backend)
+        torch.testing.assert_close(found, expected[0].transpose(0, 1))
+
+
 def test_no_keys() -> None:
     q, pages = torch.randn(3, H_q, D), torch.randn(0, H_kv, 16, D)
     for table in (torch.zeros(1, 2).long(), torch.zeros(1, 0).long()):

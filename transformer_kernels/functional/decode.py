@@ -85,6 +85,8 @@ def attention_decode(
     caches are read in place, split over keys; positions from cache_seqlens[b] on are not read.
     `append_to_cache` writes new keys and values.
 
+    All sequences have M new tokens; `attention_varlen` with a block table takes different numbers.
+
     For inference: only the backend "reference" is differentiable. Autocast casts no argument.
 
     With `k_scale` and `v_scale` the caches are int8, as `quantize_cache` makes them: key j of head
