@@ -18,7 +18,7 @@ from .functional.delta_rule import (
     gated_delta_rule_varlen,
 )
 from .functional.explain import explain
-from .functional.kv_cache import append_to_cache
+from .functional.kv_cache import QuantizedCache, append_to_cache, quantize_cache
 from .functional.linear_attention import linear_attention
 from .functional.linear_decode import linear_attention_decode
 from .functional.linear_varlen import linear_attention_varlen
@@ -39,6 +39,7 @@ __all__ = [
     "Explanation",
     "LinearState",
     "Mask",
+    "QuantizedCache",
     "RelativeBias",
     "RelativeKeys",
     "__version__",
@@ -63,6 +64,7 @@ __all__ = [
     "linear_attention",
     "linear_attention_decode",
     "linear_attention_varlen",
+    "quantize_cache",
     "relative_bias",
     "relative_keys",
     "scaled_dot_product_attention",

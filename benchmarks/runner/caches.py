@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from transformer_kernels import attention, attention_decode
+from transformer_kernels import attention, attention_decode, quantize_cache
 from transformer_kernels.bench import Attend, Case, Variant, prepare_work
 from transformer_kernels.bench.contenders import Contender
 from transformer_kernels.bench.tolerance import assert_within_rule
@@ -22,7 +22,7 @@ from transformer_kernels.bench.trial import failure_reason
 from transformer_kernels.bench.variants import naive_attention
 
 PAGE_SIZES = (64, 16)
-NONE, IN_ORDER = "caches: none", "caches: in order"
+NONE, IN_ORDER, INT8 = "caches: none", "caches: in order", "caches: int8"
 
 CHECKED_ENTRIES = (0, -1)
 """Batch entries that are checked: float64 copies of all would not fit on a GPU."""
@@ -34,14 +34,23 @@ class Caches:
     def __init__(self, case: Case) -> None:
         self._case = case
         self.inputs = case.inputs()
-        q, k, v = (x[list(CHECKED_ENTRIES)] for x in self.inputs[:3])
-        self._exact = naive_attention(q.double(), k.double(), v.double(), None)
-        self._plain = naive_attention(q, k, v, None)
+        self._expected = self._results(*self.inputs[1:3])
 
     def ours(self, variant: str, backend: str) -> list[Contender]:
         """Returns one contender per cache layout; `variant` is the name in recorded rows."""
         attends = cache_attends(*self.inputs[1:3], backend)
         return [self._checked(name, variant, attend) for name, attend in attends.items()]
+
+    def int8(self, variant: str, backend: str) -> Contender:
+        """Returns the contender with a cache in int8, whose rounding is not counted as an error."""
+        _, k, v, *_ = self.inputs
+        cache = quantize_cache(k, v)
+        scales = {"k_scale": cache.k_scale, "v_scale": cache.v_scale}
+        decode = partial(attention_decode, backend=backend, **scales)
+        lengths = torch.full((k.shape[0],), k.shape[2], dtype=torch.int32, device=k.device)
+        rounded = (cache.k * cache.k_scale[..., None], cache.v * cache.v_scale[..., None])
+        attend = _on(decode, cache.k, cache.v, lengths)
+        return self._checked(INT8, variant, attend, self._results(*rounded))
 
     def peers(self, variants: Iterable[Variant]) -> tuple[list[Contender], dict[str, str]]:
         """Returns the peers that can run the case (uncached), and the reasons of the others."""
@@ -64,11 +73,24 @@ class Caches:
         case = replace(self._case, name=IN_ORDER)
         return Contender(case, "fwd", "copy", lambda: lambda: target.copy_(k), math.nan)
 
-    def _checked(self, name: str, variant: str, attend: Attend) -> Contender:
+    def _results(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns o in float64 and by plain torch, of the entries that are checked."""
+        q, k, v = (x[list(CHECKED_ENTRIES)] for x in (self.inputs.q, k, v))
+        exact = naive_attention(q.double(), k.double(), v.double(), None)
+        return exact, naive_attention(q, k.to(q.dtype), v.to(q.dtype), None)
+
+    def _checked(
+        self,
+        name: str,
+        variant: str,
+        attend: Attend,
+        expected: tuple[Tensor, Tensor] | None = None,
+    ) -> Contender:
+        exact, plain = expected or self._expected
         with torch.no_grad():
             o = attend(*self.inputs[:3])[list(CHECKED_ENTRIES)]
-        assert_within_rule(f"{variant}, {name}: o", o, self._exact, self._plain)
-        error = (o.double() - self._exact).abs().max() / self._exact.abs().max()
+        assert_within_rule(f"{variant}, {name}: o", o, exact, plain)
+        error = (o.double() - exact).abs().max() / exact.abs().max()
         case, prepare = replace(self._case, name=name), prepare_work(attend, self.inputs, "fwd")
         return Contender(case, "fwd", variant, prepare, float(error))
 

@@ -150,8 +150,10 @@ def decode(case: Case, run: Run) -> Iterator[Measurement]:
 
 
 def caches(case: Case, run: Run) -> Iterator[Measurement]:
-    """`attention_decode` with contiguous and paged caches."""
-    yield run.timed(Caches(case).ours("cpu", "cpu"), run.share(0.5))
+    """`attention_decode` with contiguous and paged caches, and in int8."""
+    of_case = Caches(case)
+    contenders = [*of_case.ours("cpu", "cpu"), of_case.int8("cpu", "cpu")]
+    yield run.timed(contenders, run.share(0.5))
 
 
 def short_cases() -> list[Case]:

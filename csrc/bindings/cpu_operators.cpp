@@ -25,7 +25,7 @@ void launch(int64_t count, void (*body)(void*, int64_t), void* context) {
 }
 
 // Returns the memory to which the layout of the call then refers.
-std::vector<int32_t> read_values(tk::OperatorCall& call) {
+tk::Indices read_values(tk::OperatorCall& call) {
   STD_TORCH_CHECK(call.device.is_cpu(), "the tensors must be on the CPU");
   tk::Reason reason;
   auto indices = tk::read_values(call.problem, call.layout, call.options, reason);
@@ -36,7 +36,7 @@ std::vector<int32_t> read_values(tk::OperatorCall& call) {
 std::tuple<Tensor, Tensor, Tensor> attention_forward(Tensor q, Tensor k,
                                                      Tensor v TK_FIELD_PARAMETERS) {
   tk::OperatorCall call({q, k, v TK_FIELD_NAMES});
-  const std::vector<int32_t> indices = read_values(call);
+  const tk::Indices indices = read_values(call);
   tk::ForwardPass pass(call, q);
   tk::run(pass.params, call.layout);
   return {pass.o, pass.row_stats, pass.block_mask};
@@ -48,7 +48,7 @@ tk::BackwardResults attention_backward(Tensor d_o, Optional dlse, Tensor q, Tens
                                        Optional block_mask TK_FIELD_PARAMETERS TK_WANTED_PARAMETERS,
                                        bool) {
   tk::OperatorCall call({q, k, v TK_FIELD_NAMES});
-  const std::vector<int32_t> indices = read_values(call);
+  const tk::Indices indices = read_values(call);
   tk::BackwardPass pass(call, {d_o, o, row_stats, dlse, block_mask}, q, k, v, {TK_WANTED_NAMES});
   tk::run(pass.params, call.layout);
   return pass.results();
@@ -57,7 +57,7 @@ tk::BackwardResults attention_backward(Tensor d_o, Optional dlse, Tensor q, Tens
 std::string attention_describe(Tensor q, Tensor k,
                                Tensor v TK_FIELD_PARAMETERS TK_WANTED_PARAMETERS) {
   tk::OperatorCall call({q, k, v TK_FIELD_NAMES});
-  const std::vector<int32_t> indices = read_values(call);
+  const tk::Indices indices = read_values(call);
   static_cast<void>(tk::Wanted{TK_WANTED_NAMES});  // the choice does not depend on them
   return tk::describe(call.problem, call.layout);
 }

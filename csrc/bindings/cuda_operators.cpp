@@ -27,6 +27,8 @@ using tk::cuda::workspace;
 tk::cuda::LaunchArgs launch_of(const tk::OperatorCall& call, const OnDevice& on) {
   STD_TORCH_CHECK(!call.options.selected, "selected is not supported by the CUDA kernels");
   const tk::LayoutParams& layout = call.layout;
+  STD_TORCH_CHECK(!layout.has_packed_pages(),
+                  "block_table is not supported in a varlen call by the CUDA kernels");
   const auto* const seed = static_cast<const int64_t*>(call.options.seed.data);
   return {layout.varlen, layout.max_seqlen_q, layout.max_seqlen_k, seed, on.stream()};
 }
@@ -47,6 +49,7 @@ void zero_if_varlen(const tk::OperatorCall& call, std::initializer_list<Tensor*>
 }
 
 void decode(tk::OperatorCall& call, tk::ForwardPass& pass, const OnDevice& on) {
+  STD_TORCH_CHECK(!call.problem.is_int8, "int8 caches are not supported by the CUDA kernels");
   const Tensor scratch = workspace(tk::cuda::decode_workspace(pass.params), call.device);
   declare_accesses(on, call, {pass.o, pass.row_stats, scratch}, true);
   tk::cuda::decode(pass.params, call.layout.cache, scratch.data_ptr(), on.stream());

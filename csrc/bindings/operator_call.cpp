@@ -95,7 +95,8 @@ BackwardPass::BackwardPass(const OperatorCall& call, SavedTensors given, const T
       dk(empty_like_layout(k, call.problem.D, call.device)),
       dv(empty_like_layout(v, call.problem.D_v, call.device)) {
   const Device& device = call.device;
-  STD_TORCH_CHECK(call.layout.kind != LayoutKind::kCache, "caches have no backward pass");
+  STD_TORCH_CHECK(call.layout.kind != LayoutKind::kCache && !call.layout.has_packed_pages(),
+                  "caches and pages have no backward pass");
   static_cast<Problem&>(params) = call.problem;
   saved.row_stats = checked_contiguous(saved.row_stats);
   if (saved.dlse) saved.dlse = checked_contiguous(*saved.dlse);

@@ -14,7 +14,7 @@ namespace {
 
 Element element_of(const Tensor& x) {
   using enum ScalarType;
-  constexpr ScalarType kTypes[] = {Half, BFloat16, Float, Double, Bool, Byte, Int, Long};
+  constexpr ScalarType kTypes[] = {Half, BFloat16, Float, Double, Bool, Byte, Int, Long, Char};
   const auto* const found = std::find(std::begin(kTypes), std::end(kTypes), x.scalar_type());
   return static_cast<Element>(found - kTypes);
 }

@@ -41,13 +41,15 @@
   TENSOR(selected, kInt32, kContiguous, "(1|B, 1|H_q, M, count)", "dense")   \
   NUMBER(int64_t, "SymInt", selected_size, "dense")
 
-#define TK_LAYOUT_FIELDS(NUMBER, TENSOR)                         \
-  TENSOR(cu_seqlens_q, kIndex, kContiguous, "(S + 1)", "varlen") \
-  TENSOR(cu_seqlens_k, kIndex, kContiguous, "(S + 1)", "varlen") \
-  NUMBER(int64_t, "SymInt", max_seqlen_q, "varlen")              \
-  NUMBER(int64_t, "SymInt", max_seqlen_k, "varlen")              \
-  TENSOR(cache_seqlens, kIndex, kContiguous, "(B)", "cache")     \
-  TENSOR(block_table, kIndex, kContiguous, "(B, pages)", "cache")
+#define TK_LAYOUT_FIELDS(NUMBER, TENSOR)                                     \
+  TENSOR(cu_seqlens_q, kIndex, kContiguous, "(S + 1)", "varlen")             \
+  TENSOR(cu_seqlens_k, kIndex, kContiguous, "(S + 1)", "varlen")             \
+  NUMBER(int64_t, "SymInt", max_seqlen_q, "varlen")                          \
+  NUMBER(int64_t, "SymInt", max_seqlen_k, "varlen")                          \
+  TENSOR(cache_seqlens, kIndex, kContiguous, "(B)", "cache")                 \
+  TENSOR(block_table, kIndex, kContiguous, "(S, pages)", "varlen cache")     \
+  TENSOR(k_scale, kFloat32, kStrided, "(entries, H_kv, positions)", "cache") \
+  TENSOR(v_scale, kFloat32, kStrided, "(entries, H_kv, positions)", "cache")
 
 // Options whose gradients the backward pass computes on demand.
 #define TK_DIFFERENTIABLE(OPTION) OPTION(bias) OPTION(relative_bias) OPTION(relative_keys)
@@ -76,6 +78,7 @@ enum class Elements : uint8_t {
   kValues,      // q's dtype or float32
   kInputs,      // q's dtype
   kStatistics,  // float32, or float64 for float64 inputs
+  kFloat32,
   kInt32,
   kInt64,
   kBool,

@@ -15,11 +15,28 @@ namespace tk {
 namespace {
 
 // Extents of shapes.
-constexpr std::string_view kExtents[] = {"B",     "H_q",  "M",       "N",         "S + 1",
-                                         "pages", "rows", "columns", "distances", "D",
-                                         "tests", "S",    "count"};
+constexpr std::string_view kExtents[] = {
+    "B",         "H_q", "M",     "N", "S + 1", "pages",   "rows", "columns",
+    "distances", "D",   "tests", "S", "count", "entries", "H_kv", "positions"};
 using Sizes = std::array<int64_t, std::size(kExtents)>;  // -1: any size
-enum Extent : size_t { kB, kH, kM, kN, kEnds, kPages, kRows, kColumns, kDistances, kD, kTests, kS };
+enum Extent : size_t {
+  kB,
+  kH,
+  kM,
+  kN,
+  kEnds,
+  kPages,
+  kRows,
+  kColumns,
+  kDistances,
+  kD,
+  kTests,
+  kS,
+  kCount,
+  kEntries,
+  kKeyHeads,
+  kPositions
+};
 
 // A shape in the notation of fields.h.
 struct Shape {
@@ -75,6 +92,7 @@ bool is_one_of(Element element, Elements elements, DType dtype) {
   if (elements == Elements::kInputs) return element == static_cast<Element>(dtype);
   if (elements == Elements::kStatistics) return element == statistics(dtype);
   if (elements == Elements::kIndex) return element == Element::kInt32 || is_int64;
+  if (elements == Elements::kFloat32) return is_single;
   if (elements == Elements::kInt32) return element == Element::kInt32;
   return elements == Elements::kBool ? element == Element::kBool : is_int64;
 }
@@ -83,6 +101,7 @@ const char* text_of(Elements elements) {
   constexpr const char* kTexts[] = {"in q's dtype or float32",
                                     "in q's dtype",
                                     "in float32 (float64 for float64 inputs)",
+                                    "float32",
                                     "int32",
                                     "int64",
                                     "bool",
@@ -125,6 +144,9 @@ Reason check_tensors(const Problem& p, const LayoutParams& layout, const Options
   sizes[kB] = p.B, sizes[kH] = p.H_q, sizes[kM] = p.M, sizes[kN] = p.N, sizes[kD] = p.D;
   sizes[kDistances] = Bounds(p, layout, options).distances();
   sizes[kS] = is_packed ? options.cu_seqlens_q.size[0] - 1 : p.B;
+  const KVCache& cache = layout.cache;
+  sizes[kEntries] = cache.page_size > 0 ? cache.pages : p.B, sizes[kKeyHeads] = p.H_kv;
+  sizes[kPositions] = cache.page_size > 0 ? cache.page_size : p.N;
   if (options.selected && options.selected_size < 1) return "selected_size must be at least 1";
   if (options.blocks) {
     if (options.block_size < 1) return "block_size must be at least 1";
@@ -157,15 +179,21 @@ Reason check_positions(const Options& options) {
   return {};
 }
 
-// Fills in sizes, strides and dtype. In a paged cache N is the capacity of the block table.
-Reason set_inputs(Problem& p, LayoutParams& layout, const Inputs& inputs, const View& table) {
+// Fills in sizes, strides and dtype. With pages N is the capacity of a row of the block table.
+Reason set_inputs(Problem& p, LayoutParams& layout, const Inputs& inputs, const Options& options) {
   const auto& [q, k, v] = inputs;
+  const View& table = options.block_table;
   for (const View* x : {&q, &k, &v}) {
     if (x->dimensions != 4) return "q, k and v: expected a 4-D tensor";
-    if (x->element > Element::kFloat64) {
-      return "attention supports float16, bfloat16, float32 and float64";
-    }
   }
+  if (q.element > Element::kFloat64) {
+    return "attention supports float16, bfloat16, float32 and float64";
+  }
+  p.is_int8 = static_cast<bool>(options.k_scale);
+  if (p.is_int8 != static_cast<bool>(options.v_scale)) {
+    return "k_scale and v_scale must be given together";
+  }
+  if (p.is_int8 && options.relative_keys) return "relative_keys with int8 caches";
   p.dtype = static_cast<DType>(q.element);
   p.q = strided(q), p.k = strided(k), p.v = strided(v);
   p.B = q.size[0], p.H_q = q.size[1], p.M = q.size[2], p.D = q.size[3];
@@ -183,7 +211,7 @@ Reason set_inputs(Problem& p, LayoutParams& layout, const Inputs& inputs, const 
   p.lse_stride = p.M;
   if (fit && k.size[0] == entries && v.size[0] == entries && v.size[1] == p.H_kv &&
       k.size[3] == p.D && p.H_kv > 0 && p.H_q > 0 && p.H_q % p.H_kv == 0 &&
-      k.element == q.element && v.element == q.element) {
+      k.element == v.element && k.element == (p.is_int8 ? Element::kInt8 : q.element)) {
     return {};
   }
   return layout.kind == LayoutKind::kCache ? "q and the caches do not fit together"
@@ -380,17 +408,18 @@ Reason set_problem(Problem& p, LayoutParams& layout, const Inputs& inputs, const
   layout.kind = options.cu_seqlens_q    ? LayoutKind::kVarlen
                 : options.cache_seqlens ? LayoutKind::kCache
                                         : LayoutKind::kDense;
-  if (Reason reason = set_inputs(p, layout, inputs, options.block_table); !reason.empty()) {
+  if (Reason reason = set_inputs(p, layout, inputs, options); !reason.empty()) {
     return reason;
   }
   if (Reason reason = check_tensors(p, layout, options); !reason.empty()) return reason;
+  if (p.is_int8) p.k_scale = strided(options.k_scale), p.v_scale = strided(options.v_scale);
   if (Reason reason = check_positions(options); !reason.empty()) return reason;
   if (layout.kind == LayoutKind::kVarlen) {
     if (!options.cu_seqlens_k) return "cu_seqlens_q and cu_seqlens_k must be given together";
     if (options.cu_seqlens_q.size[0] == 0) return "cu_seqlens must have at least one element";
     if (p.B != 1) return "packed sequences must be one batch entry";
   }
-  if (layout.kind == LayoutKind::kCache && p.N > INT32_MAX) {
+  if ((layout.kind == LayoutKind::kCache || options.block_table) && p.N > INT32_MAX) {
     return "the cache capacity must be less than 2^31 positions per sequence";
   }
   if (Reason reason = check_dropout(layout, options); !reason.empty()) return reason;

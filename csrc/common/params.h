@@ -83,6 +83,11 @@ struct Problem {
   int64_t B, H_q, H_kv, M, N, D, D_v;
   DType dtype;
   Strided q, k, v;
+  // With scales k and v are int8, and key j of head h is k_scale[b, h, j] k[b, h, j]. CPU only.
+  bool is_int8 = false;
+  Strided k_scale, v_scale;  // (B, H_kv, N) float32, paged like k and v
+  bool* scales_are_valid =
+      nullptr;  // set to false by a scale in use that is negative or not finite
   // Paged cache, for one sequence: key j is in page pages[j / page_size], which replaces the batch
   // index of k and v. Null = k and v are contiguous.
   const int32_t* pages = nullptr;
@@ -131,7 +136,8 @@ struct Varlen {
   bool bottom_right;  // adds each sequence's own N - M to the diagonals and offsets of distances
 };
 
-// Key/value cache of a decoding model: contiguous (B, H_kv, capacity, width) or paged.
+// Key/value cache of a decoding model: contiguous (B, H_kv, capacity, width) or paged. The pages of
+// packed sequences too: the fields from page_size to max_pages.
 struct KVCache {
   // (B): valid positions per sequence, later ones are undefined; null = all are valid
   const int32_t* cache_seqlens = nullptr;
@@ -149,6 +155,7 @@ enum class LayoutKind : uint8_t { kDense, kVarlen, kCache };
 
 struct LayoutParams {
   LayoutKind kind = LayoutKind::kDense;
+  bool has_packed_pages() const { return kind == LayoutKind::kVarlen && cache.page_size > 0; }
   Varlen varlen{};
   KVCache cache{};
   int64_t max_seqlen_q = 0, max_seqlen_k = 0;  // M and N of a dense call

@@ -21,6 +21,7 @@ enum class Element : uint8_t {
   kUint8,
   kInt32,
   kInt64,
+  kInt8,
   kOther,
 };
 

@@ -88,7 +88,17 @@ def test_pages_of_any_size_and_layout(page_size: int, rows_first: bool) -> None:
 
 def test_gradients(backend: str) -> None:
     """Rows in use have the gradient of packed keys, the others 0."""
-    x = Paged(16)
+    assert_gradients(Paged(16), 16, backend)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("page_size", [1, 7, 17, 64, 256])
+def test_gradients_of_pages_of_any_size(page_size: int, dtype: torch.dtype) -> None:
+    assert_gradients(Paged(page_size, dtype), page_size, "cpu")
+
+
+def assert_gradients(x: Paged, page_size: int, backend: str) -> None:
     leaves = [x.q, *x.pages]
     for leaf in leaves:
         leaf.requires_grad_()
@@ -100,7 +110,7 @@ def test_gradients(backend: str) -> None:
     assert_same_function(dq, expected[0])
     for got, wanted in zip(pages, expected[1:], strict=True):
         rows = torch.nn.utils.rnn.pad_sequence(wanted.split(LENGTHS_K), batch_first=True)
-        in_place = in_pages(rows.transpose(1, 2), x.table, LENGTHS_K, 16)
+        in_place = in_pages(rows.transpose(1, 2), x.table, LENGTHS_K, page_size)
         assert_same_function(got, in_place.nan_to_num(0.0))
 
 
@@ -111,6 +121,21 @@ def test_sequences_may_share_pages() -> None:
     rows = torch.cat([pages[[2, 0]], pages[[2, 1]]]).transpose(1, 2).reshape(2, 32, H_kv, D)
     k = torch.cat([rows[0, :20], rows[1, :25]])
     assert torch.equal(o, tk.attention_varlen(q, k, k, torch.tensor([0, 4, 9]), ends))
+
+
+def test_a_contiguous_cache_is_one_page_for_each_sequence(backend: str) -> None:
+    """Different numbers of new tokens, as in speculative decoding, by one call."""
+    k, v = (torch.randn(3, H_kv, 50, width) for width in (D, D_v))
+    new, used = (5, 16, 2), (50, 16, 33)
+    q = torch.randn(sum(new), H_q, D)
+    o = tk.attention_varlen(
+        q, k, v, starts(new), starts(used), block_table=torch.arange(3)[:, None],
+        mask=tk.Mask.causal(align="bottom_right"), backend=backend,
+    )  # fmt: skip
+    for b, (found, rows) in enumerate(zip(o.split(new), q.split(new), strict=True)):
+        one = (rows.transpose(0, 1)[None], *(x[b : b + 1, :, : used[b]] for x in (k, v)))
+        expected = tk.attention(*one, mask=tk.Mask.causal(align="bottom_right"), backend=backend)
+        torch.testing.assert_close(found, expected[0].transpose(0, 1))
 
 
 def test_no_keys() -> None:
@@ -144,14 +169,15 @@ def test_fullgraph() -> None:
 
 
 def test_compiled_code_tolerates_missing_pages() -> None:
-    """It cannot check them. The sequences that have their pages are as they should be."""
+    """Where it copies pages, it cannot check them. The sequences that have their pages are as they
+    should be. The kernels that read pages in place refuse them."""
     x = Paged(16)
     k, v = (pages.nan_to_num(0.0) for pages in x.pages)
 
-    def call(table: Tensor) -> Tensor:
+    def call(table: Tensor, backend: str = "reference") -> Tensor:
         return tk.attention_varlen(
             x.q, k, v, starts(LENGTHS_Q), starts(LENGTHS_K), max_seqlen_q=20, max_seqlen_k=70,
-            block_table=table,
+            block_table=table, backend=backend,
         )  # fmt: skip
 
     torch.compiler.reset()
@@ -159,8 +185,40 @@ def test_compiled_code_tolerates_missing_pages() -> None:
     table[0] = torch.tensor([-1, 99, -(1 << 31), 7, (1 << 31) - 1])
     o = torch.compile(call, backend="aot_eager")(table)
     assert_same_function(o[3:], call(x.table)[3:])
+    with pytest.raises(RuntimeError, match="block_table must hold existing pages"):
+        torch.compile(call, backend="aot_eager")(table, "cpu")
     k, v = k[:0], v[:0]
     assert torch.equal(torch.compile(call, backend="aot_eager")(table), torch.zeros_like(o))
+
+
+@pytest.mark.exhaustive
+def test_derivatives_that_kernels_lack() -> None:
+    """Of slopes, in forward mode, and of a batch of tables: by copies of the pages."""
+    x = Paged(16)
+    x.pages = [pages.nan_to_num(0.0) for pages in x.pages]
+    tables = torch.stack([x.table, x.table.roll(1, 0)])
+
+    def call(slopes: Tensor, q: Tensor, table: Tensor | None = x.table) -> Tensor:
+        k, v = (x.k, x.v) if table is None else x.pages
+        o = tk.attention_varlen(
+            q, k, v, starts(LENGTHS_Q), starts(LENGTHS_K), max_seqlen_q=20, max_seqlen_k=70,
+            block_table=table, bias=tk.alibi(slopes),
+        )  # fmt: skip
+        return o.square()
+
+    slopes = (torch.arange(4) / 4).requires_grad_()
+    torch.compiler.reset()
+    (expected,) = torch.autograd.grad(call(slopes, x.q, None).sum(), slopes)
+    for one in (call, torch.compile(call, backend="aot_eager")):
+        assert_same_function(torch.autograd.grad(one(slopes, x.q).sum(), slopes), (expected,))
+    slopes = slopes.detach()
+    got, wanted = (
+        torch.func.jvp(lambda q, table=table: call(slopes, q, table), (x.q,), (x.q.cos(),))
+        for table in (x.table, None)
+    )
+    assert_same_function(got, wanted)
+    batch = torch.vmap(lambda table: call(slopes, x.q, table))(tables)
+    assert_same_function(batch[0], call(slopes, x.q))
 
 
 def test_explain() -> None:

@@ -152,6 +152,13 @@ def check_decode(mesh: DeviceMesh) -> None:
         placed = (distribute_tensor(x, mesh, [placement]) for x in QKV)
         o = decode(*placed, lengths)
         assert_same_function(o.full_tensor(), whole)
+    k, v, *scales = tk.quantize_cache(*QKV[1:])
+    whole = decode(QKV[0], k, v, lengths, k_scale=scales[0], v_scale=scales[1])
+    for placement in (Shard(0), Shard(1)):
+        placed = (distribute_tensor(x, mesh, [placement]) for x in (QKV[0], k, v))
+        k_scale, v_scale = scales[0], distribute_tensor(scales[1], mesh, [placement])
+        o = decode(*placed, lengths, k_scale=k_scale, v_scale=v_scale)
+        assert_same_function(o.full_tensor(), whole)
 
 
 def check_sample() -> None:

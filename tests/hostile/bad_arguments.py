@@ -41,6 +41,17 @@ def bools(*shape: int) -> Tensor:
     return torch.ones(shape, dtype=torch.bool)
 
 
+def bytes_(*shape: int) -> Tensor:
+    return torch.ones(shape, dtype=torch.int8)
+
+
+def spoiled(value: float, b: int = 1, h: int = 0, j: int = 4) -> Tensor:
+    """Scales of a cache, of which one is bad."""
+    scale = rand(B, H_kv, 9)
+    scale[b, h, j] = value
+    return scale
+
+
 def meta(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
@@ -55,8 +66,10 @@ PAGES = {"k": rand(4, H_kv, PAGE, D), "v": rand(4, H_kv, PAGE, D_v)}
 ROWS_OF_PACKED = {"q": rand(9, H_q, D), "k": rand(9, H_kv, D), "v": rand(9, H_kv, D_v)}
 PACKED = {**ROWS_OF_PACKED, "cu_seqlens_q": STARTS, "cu_seqlens_k": STARTS}
 CACHE = {"k_cache": rand(B, H_kv, 9, D), "v_cache": rand(B, H_kv, 9, D)}
+SCALES = "k_scale", "v_scale"
 NEW = {"k": rand(B, H_kv, 2, D), "v": rand(B, H_kv, 2, D_v)}
 DENSE = {"q": rand(B, H_q, M, D), "k": rand(B, H_kv, N, D), "v": rand(B, H_kv, N, D)}
+INT8 = dict.fromkeys(CACHE, bytes_(B, H_kv, 9, D)) | dict.fromkeys(SCALES, rand(B, H_kv, 9))
 BLOCK_MASK = create_block_mask(lambda b, h, i, j: i >= j, None, None, 99, 99, "cpu")
 
 Valid = dict[str, tuple[Callable[..., object], dict[str, Any]]]
@@ -84,6 +97,15 @@ VALID: Valid = {
             "v_cache": rand(5, H_kv, PAGE, D), "cache_seqlens": torch.tensor([9, 5]),
             "block_table": torch.tensor([[0, 1, 2], [3, 4, -1]]),
         },
+    ),
+    "attention_decode, int8": (
+        tk.attention_decode,
+        {"q": rand(B, H_q, 1, D), **INT8, "cache_seqlens": torch.tensor([9, 5])},
+    ),
+    "quantize_cache": (tk.quantize_cache, NEW),
+    "append_to_cache, int8": (
+        tk.append_to_cache,
+        {**INT8, "v_cache": bytes_(B, H_kv, 9, D_v), **NEW, "cache_seqlens": STARTS[1:]},
     ),
     "append_to_cache": (
         tk.append_to_cache,
@@ -446,6 +468,57 @@ APPEND = [
     value_error("v_cache was made in inference mode", v_cache=inference(B, H_kv, 9, D_v)),
     value_error("v_cache must have memory for each", v_cache=rand(1).expand(B, H_kv, 9, D_v)),
 ]
+TOGETHER = "k_scale and v_scale must be given together, got"
+OF_INT8 = [
+    value_error(f"{TOGETHER} v_scale None", v_scale=None),
+    value_error(f"{TOGETHER} k_scale None", k_scale=None),
+    value_error("k_cache is int8: it needs k_scale and v_scale", **dict.fromkeys(SCALES)),
+    type_error("k_cache must be int8 with k_scale and v_scale, got torch.float32", **CACHE),
+    type_error("v_cache must be int8 ..., got torch.float32", v_cache=rand(B, H_kv, 9, D)),
+    type_error("k_scale must be float32, got torch.float64", k_scale=rand(B, H_kv, 9).double()),
+    type_error("v_scale must be a tensor, got float", v_scale=0.5),
+    value_error("v_scale must be (B, H_kv, N) = (2, 2, 9), got ... (2, 2, 9, 1)",
+                v_scale=rand(B, H_kv, 9, 1)),
+    value_error("k_scale must be (B, H_kv, N) = (2, 2, 9), got ... (2, 2, 8)",
+                k_scale=rand(B, H_kv, 8)),
+    value_error("k_scale is on meta, the caches are on cpu", k_scale=meta(B, H_kv, 9)),
+    value_error("v_scale must not require grad", v_scale=rand(B, H_kv, 9).requires_grad_()),
+]  # fmt: skip
+DECODE_INT8 = [
+    *OF_INT8,
+    type_error("q must be float16, ..., got torch.int8", q=bytes_(B, H_q, 1, D)),
+    value_error("k_scale must be finite and not negative, got nan at (1, 0, 4)",
+                k_scale=spoiled(math.nan)),
+    value_error("v_scale ... got inf at (0, 1, 8)", v_scale=spoiled(math.inf, 0, 1, 8)),
+    value_error("k_scale ... got -0.5 at (1, 0, 0)", k_scale=spoiled(-0.5, j=0)),
+    value_error(
+        "v_scale ... got nan at (1, 0, 4)", v_scale=spoiled(math.nan), sinks=torch.ones(H_q)
+    ),
+]  # fmt: skip
+APPEND_INT8 = [
+    *OF_INT8,
+    type_error("k must be float16, ..., got torch.int8", k=bytes_(B, H_kv, 2, D)),
+    value_error("k must be finite", k=rand(B, H_kv, 2, D) * math.nan),
+    value_error("v must be finite", v=rand(B, H_kv, 2, D_v) / 0),
+    value_error("v_scale must have memory for each", v_scale=rand(1).expand(B, H_kv, 9)),
+    value_error(
+        "block_table must give new tokens different places, got row 0 of page 1 twice",
+        block_table=tensor(1, 1)[:, None], cache_seqlens=tensor(1, 1),
+        k=rand(B, H_kv, 1, D), v=rand(B, H_kv, 1, D_v),
+    ),
+]  # fmt: skip
+QUANTIZE = [
+    type_error("k must be float16, ..., got torch.int8", k=bytes_(B, H_kv, 2, D)),
+    type_error("v must be a tensor, got NoneType", v=None),
+    type_error("k and v must share a dtype", v=rand(B, H_kv, 2, D_v).half()),
+    value_error("k must be (B, H_kv, N, width), got shape (2, 8)", k=rand(2, D)),
+    value_error("k and v must be (B, H_kv, N, D) and", v=rand(B, H_kv, 3, D_v)),
+    value_error("widths of at least 1", k=rand(B, H_kv, 2, 0)),
+    value_error("v must be finite", v=-rand(B, H_kv, 2, D_v) / 0),
+    value_error("k must be finite, and its scale too in float32, got ... 1e+300 at (0, 0, 0)",
+                k=torch.full((B, H_kv, 2, D), 1e300, dtype=torch.float64),
+                v=rand(B, H_kv, 2, D_v).double()),
+]  # fmt: skip
 WEIGHTS = [
     type_error("rows must be integers, got [0.5]", rows=[0.5]),
     type_error("rows must be integers, got torch.bool", rows=bools(M)),
@@ -465,6 +538,9 @@ ROWS = {
     "attention_varlen, paged": PAGED_VARLEN,
     "attention_decode": DECODE,
     "attention_decode, paged": PAGED_DECODE,
+    "attention_decode, int8": DECODE_INT8,
+    "quantize_cache": QUANTIZE,
+    "append_to_cache, int8": APPEND_INT8,
     "append_to_cache": APPEND,
     "attention_weights": WEIGHTS,
 }

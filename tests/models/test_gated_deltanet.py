@@ -53,7 +53,8 @@ def by_definition(attention: GatedDeltaRuleAttention, x: Tensor) -> Tensor:
         attention.kernel.shape[1], attention.head_size, attention.heads // attention.key_heads
     )  # fmt: skip
     channels = pad(x @ attention.queries_keys_values.weight.T, (0, 0, W - 1, 0))
-    mixed = sum(channels[:, w : w + x.shape[1]] * attention.kernel[:, w] for w in range(W))
+    windows = channels.unfold(1, W, 1)
+    mixed = (windows * attention.kernel).sum(dim=-1)
     mixed = mixed * torch.sigmoid(mixed)
     gate = x @ attention.output_gate.weight.T
     step = softplus(x @ attention.decay.weight.T + attention.time_bias)
@@ -193,11 +194,9 @@ def test_rates_and_time_steps_start_in_their_ranges() -> None:
 )
 def test_every_so_many_layers_one_is_attention(every: int, attentions: tuple[int, ...]) -> None:
     model = entry_of("gated-deltanet").build(layers=8, attention_every=every)
-    kinds = [type(block.attention) for block in model.blocks]
-    expected = [GatedDeltaRuleAttention] * 8
-    for n in attentions:
-        expected[n] = MultiHeadAttention  # type: ignore[call-overload]
-    assert kinds == expected
+    for n, block in enumerate(model.blocks):
+        kind = MultiHeadAttention if n in attentions else GatedDeltaRuleAttention
+        assert type(block.attention) is kind
     state = model.new_state(3)
     assert len(state.delta) == 8 - len(attentions)
     assert (state.cache is None) == (not attentions)

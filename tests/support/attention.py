@@ -65,6 +65,9 @@ class Inputs:
     slopes: Tensor | None
     table: Tensor | None
     keys: Tensor | None
+    k_scale: Tensor | None = None
+    """of an int8 cache (B, H_kv, N): k holds the values of its elements, in q's dtype"""
+    v_scale: Tensor | None = None
 
     def differentiable(self) -> dict[str, Tensor]:
         """Returns the tensors that require grad, by the names of their gradients."""

@@ -24,6 +24,8 @@ from transformer_kernels.bench.tolerance import assert_within_rule
 
 Layout = Literal["contiguous", "transposed", "strided", "unaligned", "expanded"]
 Device = torch.device | str
+UNREAD_INT8 = -128
+"""Value of int8 elements that must not be read, the one that `quantize_cache` never gives."""
 Outputs = dict[str, Tensor]
 """o, lse or the states, and gradients, by name."""
 
@@ -108,17 +110,18 @@ def assert_case(case: AnyCase, dtype: torch.dtype, backend: str, device: Device 
 def lay_out(x: Tensor, layout: Layout) -> Tensor:
     """Returns x in another memory layout ("expanded" repeats the first batch entry and head)."""
     B, H, L, width = x.shape
+    unread = math.nan if x.is_floating_point() else UNREAD_INT8
     match layout:
         case "contiguous":
             return x
         case "transposed":
             return x.transpose(1, 2).contiguous().transpose(1, 2)
         case "strided":
-            wide = x.new_full((B, H, L, 2 * width), math.nan)
+            wide = x.new_full((B, H, L, 2 * width), unread)
             wide[..., ::2] = x
             return wide[..., ::2]
         case "unaligned":
-            wide = x.new_full((B, H, L + 1, width + 1), math.nan)
+            wide = x.new_full((B, H, L + 1, width + 1), unread)
             wide[:, :, 1:, 1:] = x
             return wide[:, :, 1:, 1:]
         case "expanded":

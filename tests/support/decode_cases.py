@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from tests.support.attention import AttentionCase, Index, Inputs, Kind, Relative, dead_rows
+from tests.support.case import UNREAD_INT8, Device
 from tests.support.masks import CAUSAL_END, Constraints, KeyRange, Sizes, Window, visible_by
 from tests.support.oracle import Part
 from transformer_kernels.functional.decode import attention_decode
+from transformer_kernels.functional.kv_cache import quantize_cache
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -28,6 +30,8 @@ class DecodeCase(AttentionCase):
     page_size: int = 0
     """0 = contiguous cache"""
     index: Index = "int64"
+    int8: bool = False
+    """True for int8 caches with scales"""
     requires_grad: tuple[str, ...] | None = ()
 
     operator: ClassVar[Any] = attention_decode
@@ -39,23 +43,56 @@ class DecodeCase(AttentionCase):
     def shape(self, of: Literal["q", "k"], heads: int, width: int) -> tuple[int, ...]:
         return len(self.cache_seqlens), heads, self.M if of == "q" else self.N, width
 
+    def inputs(self, dtype: torch.dtype, device: Device = "cpu") -> Inputs:
+        x = super().inputs(dtype, device)
+        if not self.int8:
+            return x
+        k, v, *scales = quantize_cache(*(y.detach().nan_to_num(0, 0, 0) for y in (x.k, x.v)))
+        rows = {"k": k, "v": v}
+        if self.hidden is not None:
+            dead = self.dead()[1].to(device)
+            rows = {name: x.masked_fill(dead, UNREAD_INT8) for name, x in rows.items()}
+            scales = [x.masked_fill(dead[..., 0], float(self.hidden)) for x in scales]
+        k_scale, v_scale = scales
+        return replace(
+            x, k=rows["k"].to(dtype), v=rows["v"].to(dtype), k_scale=k_scale, v_scale=v_scale
+        )
+
     def arguments(self, x: Inputs) -> tuple[Any, ...]:
         index = {"dtype": getattr(torch, self.index), "device": x.q.device}
         lengths = torch.tensor(self.cache_seqlens, **index)
+        k, v = (self._cache(t.to(torch.int8) if self.int8 else t) for t in (x.k, x.v))
         if not self.page_size:
-            return x.q, x.k, x.v, lengths
-        table = block_table(self.cache_seqlens, self.N, self.page_size, self.generator())
-        pages = (in_pages(t, table, self.cache_seqlens, self.page_size) for t in (x.k, x.v))
-        return x.q, *map(self._laid_out, pages), lengths, table.to(**index)
+            return x.q, k, v, lengths
+        return x.q, k, v, lengths, self._table().to(**index)
 
     def options(self, x: Inputs) -> dict[str, Any]:
-        return {n: o for n, o in super().options(x).items() if n not in ("dropout_p", "seed")}
+        options = {n: o for n, o in super().options(x).items() if n not in ("dropout_p", "seed")}
+        for name, scale in (("k_scale", x.k_scale), ("v_scale", x.v_scale)):
+            if scale is not None:
+                options[name] = self._cache(scale[..., None])[..., 0]
+        return options
+
+    def _table(self) -> Tensor:
+        return block_table(self.cache_seqlens, self.N, self.page_size, self.generator())
+
+    def _cache(self, rows: Tensor) -> Tensor:
+        """Returns rows (B, H_kv, N, width) as the cache of the call."""
+        if self.page_size:
+            rows = in_pages(rows, self._table(), self.cache_seqlens, self.page_size)
+        return self._laid_out(rows) if self.page_size or self.int8 else rows
 
     def _sequence(self, b: int, M: int, N: int) -> Tensor:
         mask = CAUSAL_END if self.mask is None else self.mask
         return visible_by(mask, Sizes(b + 1, self.H_q, M, N))[b:]
 
     def parts(self, x: Inputs) -> Iterator[Part]:
+        if x.k_scale is not None and x.v_scale is not None:
+            k, v = (
+                (rows * scale[..., None]).to(x.q.dtype)
+                for rows, scale in ((x.k, x.k_scale), (x.v, x.v_scale))
+            )
+            x = replace(x, k=k, v=v)
         for b, N in enumerate(self.cache_seqlens or (0,)):  # an empty part of no sequences
             q, do = (t[b : b + 1] for t in (x.q, x.do))
             k, v = (t[b : b + 1, :, :N] for t in (x.k, x.v))
@@ -97,10 +134,11 @@ def block_table(
 
 
 def in_pages(rows: Tensor, table: Tensor, cache_seqlens: tuple[int, ...], page_size: int) -> Tensor:
-    """Returns rows (B, H_kv, N, width) as pages (pages, H_kv, page_size, width), with NaN in rows
-    that no position uses."""
+    """Returns rows (B, H_kv, N, width) as pages (pages, H_kv, page_size, width), with NaN (or
+    `UNREAD_INT8`) in rows that no position uses."""
     pages = _page_count(cache_seqlens, page_size)
-    cache = rows.new_full((pages, rows.shape[1], page_size, rows.shape[3]), math.nan)
+    unread = math.nan if rows.is_floating_point() else UNREAD_INT8
+    cache = rows.new_full((pages, rows.shape[1], page_size, rows.shape[3]), unread)
     for b, length in enumerate(cache_seqlens):
         for j0 in range(0, length, page_size):
             part = rows[b, :, j0 : min(j0 + page_size, length)]
@@ -250,4 +288,55 @@ def _relative_keys() -> list[DecodeCase]:
     ]  # fmt: skip
 
 
-DECODE_CASES: tuple[DecodeCase, ...] = (*_sizes(), *_options())
+def _int8() -> list[DecodeCase]:
+    """Int8 caches."""
+    int8 = functools.partial(DecodeCase, int8=True)
+    lanes = ((1, 1), (4, 1), (5, 1), (1, 3), (4, 5), (1, 17), (4, 40))
+    widths = ((1, 1), (7, 5), (17, 33), (64, 128), (100, 36), (128, 128), (130, 64), (256, 250))
+    return [
+        int8(name="int8", D=64, D_v=64),
+        int8(name="int8-no-room", cache_seqlens=(0, 0), N=0, M=2),
+        int8(name="int8-no-sequences", cache_seqlens=(), page_size=16),
+        int8(name="int8-no-queries", M=0),
+        *(
+            int8(name=f"int8-long-{size}", cache_seqlens=_LONG, N=1300, D=64, D_v=64, H_q=8,
+                 page_size=size)
+            for size in (0, 64)
+        ),
+        *(
+            int8(name=f"int8-group-{group}-queries-{M}-{size}", H_q=2 * group, M=M, page_size=size,
+                 D=64, D_v=64)
+            for size in (0, 48)
+            for group, M in lanes
+        ),
+        *(int8(name=f"int8-widths-{D}-{D_v}", H_q=6, D=D, D_v=D_v, M=2) for D, D_v in widths),
+        *(
+            int8(name=f"int8-pages-of-{n}", page_size=n, N=3 * n + 2, M=2, D=64, D_v=128,
+                 cache_seqlens=(n - 1, n, n + 1, 2 * n - 1, 2 * n + 1, 3 * n, 0))
+            for n in (1, 7, 16, 64)
+        ),
+        *(
+            int8(name=f"int8-{layout}-{size}", H_q=4, D=64, D_v=64, layout=layout, page_size=size)
+            for layout in ("transposed", "strided", "unaligned")
+            for size in (0, 16)
+        ),
+        int8(name="int8-all", M=5, mask=_EVERYTHING, page_size=32),
+        int8(name="int8-window", M=5, mask=_window(30, 3), D=64, D_v=64, hidden="inf"),
+        int8(name="int8-window-behind", M=17, mask=_window(90, -5), page_size=16),
+        int8(name="int8-key-ranges", M=3, sinks=True, H_q=8, D=64, D_v=64,
+             mask=KeyRange(start=(-7, 3, 0, 70, -9), end=(200, 9, 1, 10, -2))),
+        int8(name="int8-left-padding", M=5, page_size=16, alibi="bottom_right", D=64, D_v=64,
+             mask=(CAUSAL_END, KeyRange(start=(5, 0, 1, 63, 64), end=(131, 0, 1, 64, 67)))),
+        int8(name="int8-alibi-by-sequence", alibi="bottom_right", alibi_by_entry=True, H_q=8, M=2),
+        int8(name="int8-relative", bias_is_float32=True, relative=_relative(40, 0), H_q=8),
+        int8(name="int8-relative-keys", relative=_relative(40, 0, kind="keys"), H_q=8),
+        int8(name="int8-softcap", softcap=1.5, scale=0.4, D=64, D_v=64),
+        int8(name="int8-scale-negative", scale=-0.2, M=5),
+        int8(name="int8-steep", scale=1.0, cache_seqlens=(1201, 600), N=1201, D=64, D_v=64),
+        int8(name="int8-large", deviation=100.0, D=64, D_v=64, H_q=8),
+        int8(name="int8-everything", H_q=8, M=2, D=24, D_v=17, mask=_window(50, 0),
+             alibi="bottom_right", softcap=2.0, sinks=True, layout="transposed", page_size=24),
+    ]  # fmt: skip
+
+
+DECODE_CASES: tuple[DecodeCase, ...] = (*_sizes(), *_options(), *_int8())

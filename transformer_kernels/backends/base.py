@@ -95,6 +95,8 @@ class FusedBackend(Kernels, ABC):
     """
 
     name: str
+    reads_packed_pages = False
+    """True if the forward kernels read the pages of packed sequences in place."""
 
     @abstractmethod
     def unavailable_reason(self) -> str | None:

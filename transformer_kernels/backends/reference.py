@@ -16,7 +16,9 @@ from torch.nn.functional import pad
 from ..masks.constraints import KeyRange
 from ..masks.resolved import ResolvedMask
 from ..problem import Problem
+from ..problem.int8_cache import check_scale_values
 from ..problem.layout import DENSE
+from ..problem.pages import by_position
 from ..scores import philox
 from ..scores.options import ScoreOptions
 from ..scores.relative import by_pair, products_by_pair
@@ -78,10 +80,16 @@ def _padded(x: Tensor, starts: Tensor, length: int) -> Tensor:
 
 
 def _cached(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Gathers the keys first."""
-    assert problem.layout.cache_seqlens is not None
-    k, v = _gather_pages(problem, k), _gather_pages(problem, v)
-    k_lengths = problem.layout.cache_seqlens
+    """Gathers the keys first, and multiplies int8 caches by their scales."""
+    check_scale_values(problem)
+    layout, N = problem.layout, problem.shape.N
+    assert layout.cache_seqlens is not None
+    k, v = by_position(layout, N, k), by_position(layout, N, v)
+    if layout.k_scale is not None and layout.v_scale is not None:
+        dtype = problem.shape.accumulate_dtype
+        k = k.to(dtype) * by_position(layout, N, layout.k_scale[..., None])
+        v = v.to(dtype) * by_position(layout, N, layout.v_scale[..., None])
+    k_lengths = layout.cache_seqlens
     q_lengths = torch.full_like(k_lengths, problem.shape.M)
     d = k_lengths - problem.shape.M
     return _by_lengths(problem, q, k, v, q_lengths, k_lengths, d, problem.scores.alibi_slopes)
@@ -157,21 +165,6 @@ def _with_one_bias(
         relative_keys=None,
         bias=sum(biases[1:], biases[0]) if biases else None,
     ), products
-
-
-def _gather_pages(problem: Problem, x: Tensor) -> Tensor:
-    """Returns (B, H_kv, N, width). Unused entries of the block table read page 0."""
-    table, cache_seqlens = problem.layout.block_table, problem.layout.cache_seqlens
-    if table is None or cache_seqlens is None:
-        return x
-    B, N = problem.shape.B, problem.shape.N
-    pages, heads, page_size, width = x.shape
-    if pages == 0:
-        return x.new_zeros(B, heads, N, width)
-    first = torch.arange(table.shape[1], device=x.device) * page_size
-    used = first < cache_seqlens[:, None]
-    gathered = x[torch.where(used, table, 0).long()]
-    return gathered.transpose(1, 2).reshape(B, heads, N, width)
 
 
 def reference_weights(

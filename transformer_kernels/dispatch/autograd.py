@@ -18,6 +18,7 @@ from ..backends.reference import reference_attention
 from ..common import torch_private
 from ..common.argument_checks import savable
 from ..problem import Problem, Saved
+from ..problem.pages import without_pages
 from ..scores.options import DIFFERENTIABLE, PLAIN_SCORES
 
 _Names = tuple[str, ...]
@@ -32,19 +33,28 @@ def run_kernels(
     if scores is not PLAIN_SCORES:
         options = [getattr(scores, name) for name in DIFFERENTIABLE]
     tensors = (q, k, v, scores.alibi_slopes, *options)
-    if isinstance(backend, ReferenceBackend) or needs_reference(tensors):
-        return reference_attention(problem, savable(q), savable(k), savable(v))
-    if torch.compiler.is_compiling() or torch_private.functorch_is_active():
-        o, row_stats, _ = backend.forward(problem, q, k, v, differentiable=True)
-    elif torch.is_grad_enabled() and (
+    fused = None if isinstance(backend, ReferenceBackend) else backend
+    if needs_reference(tensors):
+        fused = None
+    is_transformed = torch_private.functorch_is_active()
+    needs_grad = torch.is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
         or v.requires_grad
         or any(x is not None and x.requires_grad for x in options)
+    )
+    if problem.layout.has_packed_pages and (
+        fused is None or not fused.reads_packed_pages or needs_grad or is_transformed
     ):
-        o, row_stats, _ = attach(backend, problem, None, q, k, v)
+        problem, k, v = without_pages(problem, k, v)
+    if fused is None:
+        return reference_attention(problem, savable(q), savable(k), savable(v))
+    if torch.compiler.is_compiling() or is_transformed:
+        o, row_stats, _ = fused.forward(problem, q, k, v, differentiable=True)
+    elif needs_grad:
+        o, row_stats, _ = attach(fused, problem, None, q, k, v)
     else:
-        o, row_stats, _ = backend.forward(problem, q, k, v)
+        o, row_stats, _ = fused.forward(problem, q, k, v)
     return o, row_stats[0]
 
 

@@ -42,6 +42,7 @@ _CPU, _CUDA = CpuBackend(), CudaBackend()
 _INTERCEPTED = "a mode, transform, tracer or profiler may intercept operators"
 _SUBCLASS = "a tensor of a subclass"
 _SELECTED = "selected keys"
+_REQUIRES_GRAD = "a tensor requires grad"
 
 _Windows = tuple[Constraint, ...]
 
@@ -123,13 +124,17 @@ def _decoding_on_cpu(
     layout: Layout,
     runs: bool,
 ) -> Tensor | str | None:
-    table = layout.block_table
-    if not (type(layout.cache_seqlens) is Tensor and (table is None or type(table) is Tensor)):
+    if type(layout.cache_seqlens) is not Tensor:
         return _SUBCLASS
-    if torch.is_grad_enabled() and (
-        q.requires_grad or k_cache.requires_grad or v_cache.requires_grad
-    ):
-        return "a tensor requires grad"
+    grad_enabled = torch.is_grad_enabled()
+    if grad_enabled and (q.requires_grad or k_cache.requires_grad or v_cache.requires_grad):
+        return _REQUIRES_GRAD
+    for x in layout[5:]:  # block_table, k_scale, v_scale
+        if x is not None:
+            if type(x) is not Tensor:
+                return _SUBCLASS
+            if grad_enabled and x.requires_grad:
+                return _REQUIRES_GRAD
     if mask is not None and not all(
         type(one) is KeyRange or (type(one) is Window and one.align == "bottom_right")
         for one in mask.constraints

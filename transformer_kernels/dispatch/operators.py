@@ -17,6 +17,7 @@ from ..common.namespace import NAMESPACE
 from ..common.torch_private import MISSING_FOR_OPERATORS, have_tangents
 from ..problem import Problem, Saved, unpack
 from ..problem.fields import FIELDS
+from ..problem.pages import without_pages
 from ..scores.options import DIFFERENTIABLE
 from .autograd import attach, attach_backward
 from .operator_rules import (
@@ -49,6 +50,8 @@ class _Registered(Kernels):
         problem, block_mask = unpack(q, k, v, options), None
         slopes = problem.scores.alibi_slopes  # the kernels have no gradient of them
         if have_tangents((q, k, v, *options)) or (slopes is not None and slopes.requires_grad):
+            if problem.layout.has_packed_pages:
+                problem, k, v = without_pages(problem, k, v)
             o, lse = reference_attention(problem, q, k, v)
             is_cache = problem.kind == "cache"
             row_stats = torch.stack([lse] if is_cache else [lse, torch.zeros_like(lse)])
@@ -112,9 +115,9 @@ def _is_backward_one_by_one(arguments: Sequence[Any]) -> bool:
 
 
 def _check_has_backward(problem: Problem) -> None:
-    if problem.layout.kind == "cache":
+    if problem.kind == "cache" or problem.layout.has_packed_pages:
         raise NotImplementedError(
-            "attention with a cache has no derivative: call it under torch.no_grad(), "
+            "attention with a cache or pages has no derivative: call it under torch.no_grad(), "
             "use attention(), or pass backend='reference'"
         )
 

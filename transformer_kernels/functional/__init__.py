@@ -5,13 +5,14 @@ from .causal_conv1d import causal_conv1d, causal_conv1d_step
 from .decode import attention_decode
 from .delta_rule import gated_delta_rule, gated_delta_rule_step, gated_delta_rule_varlen
 from .explain import explain
-from .kv_cache import append_to_cache
+from .kv_cache import QuantizedCache, append_to_cache, quantize_cache
 from .linear_attention import linear_attention
 from .linear_decode import linear_attention_decode
 from .linear_varlen import linear_attention_varlen
 from .varlen import attention_varlen
 
 __all__ = [
+    "QuantizedCache",
     "append_to_cache",
     "attention",
     "attention_decode",
@@ -25,4 +26,5 @@ __all__ = [
     "linear_attention",
     "linear_attention_decode",
     "linear_attention_varlen",
+    "quantize_cache",
 ]

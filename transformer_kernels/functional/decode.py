@@ -14,6 +14,7 @@ from ..dispatch.run import run
 from ..masks.mask import Mask
 from ..problem.cache import cache_problem, check_no_gradient
 from ..problem.checks import scaled_queries
+from ..problem.int8_cache import check_scale_values
 from ..problem.layout import Layout
 from ..scores.alibi import Alibi
 from ..scores.relative import Relative
@@ -72,6 +73,8 @@ def attention_decode(
     scale: float | Tensor | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -82,15 +85,20 @@ def attention_decode(
     caches are read in place, split over keys; positions from cache_seqlens[b] on are not read.
     `append_to_cache` writes new keys and values.
 
+    All sequences have M new tokens; `attention_varlen` with a block table takes different numbers.
+
     For inference: only the backend "reference" is differentiable. Autocast casts no argument.
+
+    With `k_scale` and `v_scale` the caches are int8, as `quantize_cache` makes them: key j of head
+    h is k_scale[b, h, j] * k_cache[b, h, j]. The backends "cpu" and "reference" support them.
 
     Args:
         q: queries (B, H_q, M, D) in float16, bfloat16, float32 or float64; any strides. Any M is
             supported; the kernels are optimised for small M.
-        k_cache: keys (B, H_kv, N, D) with q's dtype and device; any strides. N is the capacity of
-            the cache; H_q is a multiple of H_kv (grouped-query and multi-query attention). With
-            `block_table`: pages (pages, H_kv, page_size, D) of any page_size; a page_size that is a
-            multiple of 16 is read in place.
+        k_cache: keys (B, H_kv, N, D) with q's dtype (or int8) and device; any strides. N is the
+            capacity of the cache; H_q is a multiple of H_kv (grouped-query and multi-query
+            attention). With `block_table`: pages (pages, H_kv, page_size, D) of any page_size; a
+            page_size that is a multiple of 16 is read in place.
         v_cache: values (B, H_kv, N, D_v); with `block_table`, pages (pages, H_kv, page_size, D_v).
         cache_seqlens: (B,) int32 or int64 on q's device: positions in use, including the M new
             tokens. If cache_seqlens[b] < M, the queries at negative positions see no key.
@@ -106,6 +114,9 @@ def attention_decode(
         scale: factor of q k^T, a number or a tensor with one element. Default: 1/sqrt(D).
         softcap: bound of the scores: softcap * tanh(scale * q k^T / softcap). Default: no bound.
         sinks: attention sinks (H_q,): one logit per head, added to the softmax denominator.
+        k_scale: float32 scales of an int8 k_cache, (B, H_kv, N); with `block_table`
+            (pages, H_kv, page_size); any strides. Positions that no query sees may hold any values.
+        v_scale: likewise of an int8 v_cache. Differentiable in q alone, with backend="reference".
         return_lse: also returns the log-sum-exp of the scores.
         backend: "auto", "cpu", "cuda" or "reference". A named backend never falls back to another
             one.
@@ -119,10 +130,10 @@ def attention_decode(
         TypeError: an argument has the wrong type or dtype.
         ValueError: an argument has the wrong shape, device or value, a tensor requires grad in grad
             mode (unless backend="reference"), or the named backend does not support the call. The
-            values of cache_seqlens and block_table are checked on the CPU only, so that the host
-            never waits for a GPU.
+            values of cache_seqlens, block_table and the scales are checked on the CPU only, so that
+            the host never waits for a GPU.
         RuntimeError: in compiled code on the CPU, the values of cache_seqlens or block_table are
-            out of range.
+            out of range, or a scale in use is negative or not finite.
 
     Source: docs/attention.md, section 6.
     """
@@ -130,16 +141,18 @@ def attention_decode(
     plain_o = fast_path.plain_attention(
         q, k_cache, v_cache, mask=mask, scale=scale, is_plain=is_plain, return_lse=return_lse,
         backend=backend,
-        layout=Layout(None, None, 0, 0, cache_seqlens, block_table),  # keywords cost 0.1 us
+        layout=Layout(  # keywords cost 0.1 us
+            None, None, 0, 0, cache_seqlens, block_table, k_scale, v_scale
+        ),
     )  # fmt: skip
     if type(plain_o) is Tensor:
         return plain_o
     options: dict[str, Any] = {
         "mask": mask, "bias": bias, "relative": relative, "scale": scale, "softcap": softcap,
-        "sinks": sinks,
+        "sinks": sinks, "k_scale": k_scale, "v_scale": v_scale,
     }  # fmt: skip
     cache = q, k_cache, v_cache, cache_seqlens
-    if is_overridden(*cache, block_table, bias, relative, scale, sinks):
+    if is_overridden(*cache, block_table, bias, relative, scale, sinks, k_scale, v_scale):
         others = {"block_table": block_table, "return_lse": return_lse, "backend": backend}
         return overridden(attention_decode, *cache, **others, **options)
     check_undivided("attention_decode")
@@ -151,5 +164,9 @@ def attention_decode(
         )
     q, options["scale"] = scaled_queries(q, scale)
     problem = cache_problem(q, k_cache, v_cache, cache_seqlens, block_table, **options)
-    o, lse = run(problem, q, k_cache, v_cache, sinks=sinks, backend=backend)
+    try:
+        o, lse = run(problem, q, k_cache, v_cache, sinks=sinks, backend=backend)
+    except RuntimeError:
+        check_scale_values(problem)  # kernels find bad scales, but do not say where
+        raise
     return (o, lse) if return_lse else o

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -25,8 +26,9 @@ from ..linear.family import FamilyProblem
 from ..problem.cache import cache_problem, check_no_gradient
 from ..problem.checks import check_learned_scale
 from ..problem.dense import dense_problem
+from ..problem.int8_cache import check_scale_values
 from ..problem.layout import Layout
-from ..problem.pages import places_of_keys
+from ..problem.pages import count_keys
 from ..problem.varlen import one_entry, varlen_problem
 from .attention import attention
 from .causal_conv1d import causal_conv1d, causal_conv1d_step
@@ -115,8 +117,8 @@ def _general_path(operator: Callable[..., Any], arguments: Mapping[str, Any]) ->
         return f"{operator.__name__} has no fast path"
     options = dict(arguments)
     if operator is attention_decode:
-        lengths, table = options.pop("cache_seqlens"), options.pop("block_table")
-        options["layout"] = Layout(cache_seqlens=lengths, block_table=table)
+        of_cache = ("cache_seqlens", "block_table", "k_scale", "v_scale")
+        options["layout"] = Layout(**{name: options.pop(name) for name in of_cache})
         options["k"], options["v"] = options.pop("k_cache"), options.pop("v_cache")
     known = inspect.signature(fast_path.plain_attention).parameters
     others = [options.pop(name) for name in options.keys() - known.keys()]
@@ -138,7 +140,9 @@ def _explain_attention(
         check_learned_scale(q, options["scale"])
         options["scale"] = 1.0
     if decodes:
-        return explanation(cache_problem(**options), backend, q, k, v, BACKENDS, general_path)
+        problem = cache_problem(**options)
+        check_scale_values(problem)
+        return explanation(problem, backend, q, k, v, BACKENDS, general_path)
     q, k, v = cast_for_autocast(q, k, v)
     options.update(q=q, k=k, v=v, bias=cast_bias(options["bias"], q))
     if options["seed"] is None:
@@ -148,12 +152,11 @@ def _explain_attention(
         explained = explanation(problem, backend, q, k, v, BACKENDS, general_path)
         gathered = gathering(problem, q, k, v, backend)
         return explained if gathered is None else gathered.explained(explained)
-    if (block_table := options.pop("block_table")) is not None:
-        of_keys = (options["cu_seqlens_k"], block_table, options["max_seqlen_k"])
-        page, _ = places_of_keys(q, k, v, *of_keys)
-        k, v = (x.new_empty(page.shape[0], x.shape[1], x.shape[3]) for x in (k, v))
-        options.update(k=k, v=v)
     problem = varlen_problem(**options)
+    if problem.layout.block_table is not None:  # the kernel is that of packed keys
+        keys = count_keys(problem.layout, k)
+        k, v = (x.new_empty(keys, x.shape[1], x.shape[3]) for x in (k, v))
+        problem = replace(problem, layout=problem.layout._replace(block_table=None))
     q, k, v = one_entry(q), one_entry(k), one_entry(v)
     return explanation(problem, backend, q, k, v, BACKENDS, general_path)
 

@@ -27,13 +27,18 @@ class AttentionOptions(_Options, total=False):
     seed: int | Tensor | None
 
 
-class DecodeOptions(_Options, total=False):
-    """Options of `attention_decode`."""
-
+class _AlibiOptions(_Options, total=False):
     bias: Alibi | None
 
 
-class VarlenOptions(DecodeOptions, total=False):
+class DecodeOptions(_AlibiOptions, total=False):
+    """Options of `attention_decode`."""
+
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+
+
+class VarlenOptions(_AlibiOptions, total=False):
     """Options of `attention_varlen`."""
 
     max_seqlen_q: int | None

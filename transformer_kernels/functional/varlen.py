@@ -13,7 +13,6 @@ from ..dispatch.division import check_undivided
 from ..dispatch.run import run
 from ..masks.mask import Mask
 from ..problem.checks import scaled_queries
-from ..problem.pages import packed_keys
 from ..problem.varlen import one_entry, varlen_problem
 from ..scores.alibi import Alibi
 from ..scores.relative import Relative
@@ -91,7 +90,8 @@ def attention_varlen(
         q: queries (total_q, H_q, D) in float16, bfloat16, float32 or float64; any strides.
         k: keys (total_k, H_kv, D) with q's dtype and device; any strides. H_q is a multiple of H_kv
             (grouped-query and multi-query attention). With `block_table`: pages
-            (pages, H_kv, page_size, D), of which those in use are copied.
+            (pages, H_kv, page_size, D) of any page_size. On a CPU they are read in place; those
+            in use are copied for derivatives, and by other backends than "cpu".
         v: values (total_k, H_kv, D_v) with q's dtype and device; any strides. With `block_table`:
             pages (pages, H_kv, page_size, D_v).
         cu_seqlens_q: cumulative lengths (B + 1,), int32 or int64 on q's device: 0, then the end of
@@ -131,6 +131,8 @@ def attention_varlen(
         ValueError: an argument has the wrong shape, device or value, or the named backend does not
             support the call. On a GPU, the values of cu_seqlens are checked only if a max_seqlen is
             not given, and those of block_table are not checked; in compiled code neither are.
+        RuntimeError: in compiled code on the CPU, the kernel would read rows or pages that do not
+            exist.
 
     Source: docs/attention.md, section 6.
     """
@@ -149,9 +151,11 @@ def attention_varlen(
     check_bool("return_lse", return_lse)
     q, options["scale"] = scaled_queries(q, scale)
     q, k, v = cast_for_autocast(q, k, v)
-    if block_table is not None:
-        k, v = packed_keys(q, k, v, cu_seqlens_k, block_table, max_seqlen_k)
-    problem = varlen_problem(q, k, v, cu_seqlens_q, cu_seqlens_k, **options)
-    o, lse = run(problem, *map(one_entry, (q, k, v)), sinks=sinks, backend=backend)
+    problem = varlen_problem(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, block_table=block_table, **options
+    )
+    if block_table is None:
+        k, v = one_entry(k), one_entry(v)
+    o, lse = run(problem, one_entry(q), k, v, sinks=sinks, backend=backend)
     o, lse = o.squeeze(0).transpose(0, 1), lse.squeeze(0)
     return (o, lse) if return_lse else o

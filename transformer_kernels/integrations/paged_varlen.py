@@ -16,7 +16,8 @@ from ..problem.pages import capacity, check_block_table
 from ..problem.varlen import check_cu_seqlens, longest
 
 _ROWS = 16
-"""Most rows of padding a sequence, on average: more would take longer than a copy of the keys."""
+"""On a GPU, the most queries of a sequence, and rows of padding on average: more would take longer
+than a copy of the keys."""
 
 
 def attend_pages(
@@ -35,9 +36,9 @@ def attend_pages(
 ) -> tuple[Tensor, Tensor]:
     """Returns (o, lse) of `attention_varlen`.
 
-    `attention_decode` reads the pages in place, with the queries of each sequence padded to
-    max_seqlen_q. `attention_varlen` copies the pages in use instead if that would be much padding,
-    or on a GPU many queries; for a gradient; and for dropout.
+    `attention_decode` runs if all sequences have max_seqlen_q queries, or on a GPU after padding to
+    that number, if it is small. Else `attention_varlen` runs, which reads pages in place on a CPU,
+    and copies those in use on a GPU and for a gradient.
 
     Args:
         q: (total_q, H_q, D).
@@ -58,12 +59,12 @@ def attend_pages(
     ends = check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, q.device)
     check_block_table(block_table, B, q, pages[0])
     longest("k", ends, B * capacity(pages[0], block_table), max_seqlen_k)
-    is_short = 0 < B * M <= q.shape[0] + _ROWS * B and (q.device.type == "cpu" or M <= _ROWS)
+    is_even = _have_length(starts, q.shape[0], M)
+    is_short = q.device.type != "cpu" and M <= _ROWS and q.shape[0] >= B * (M - _ROWS)
     needs_grad = torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in (q, k_pages, v_pages, options.get("sinks"))
     )
-    if is_short and not needs_grad and dropout_p == 0.0:
-        is_even = _have_length(starts, q.shape[0], M)
+    if B * M > 0 and (is_even or is_short) and not needs_grad and dropout_p == 0.0:
         padded = q.view(B, M, *q.shape[1:]) if is_even else _padded(q, starts, M)
         o, lse = attention_decode(
             padded.transpose(1, 2), *pages, ends.diff(), block_table,

@@ -23,6 +23,7 @@ from .checks import (
     check_windows,
     private_copy,
 )
+from .int8_cache import Scales, are_int8, check_scales
 from .layout import Layout
 from .pages import PAGE_DIMENSIONS, capacity, check_block_table, check_pages_in_use
 from .types import Problem, shape_of
@@ -40,11 +41,13 @@ def cache_problem(
     *,
     mask: Mask | None = None,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
     **scores: Unpack[ScoreArguments],
 ) -> Problem:
     """Validates a call of `attention_decode`; errors name the argument, its value and the rule."""
     cache_seqlens, block_table = check_cache(
-        q, k_cache, v_cache, cache_seqlens, block_table, _NAMES
+        q, k_cache, v_cache, cache_seqlens, block_table, _NAMES, (k_scale, v_scale)
     )
     check_windows(mask, "for decoding", key_ranges=True)
     bias = scores.get("bias")
@@ -59,6 +62,8 @@ def cache_problem(
     layout = Layout(
         cache_seqlens=cache_seqlens.to(torch.int32).contiguous(),
         block_table=None if block_table is None else block_table.to(torch.int32),
+        k_scale=k_scale,
+        v_scale=v_scale,
     )
     shape = shape_of(q, k_cache, v_cache, layout)
     options = check_scores(q, shape.M, shape.N, bottom_right=True, **scores)
@@ -95,16 +100,22 @@ def check_cache(
     cache_seqlens: Tensor,
     block_table: Tensor | None,
     names: tuple[str, str, str],
+    scales: Scales,
 ) -> tuple[Tensor, Tensor | None]:
     """Raises unless the cache, paged or not, fits q (or the keys to be appended).
 
     Returns cache_seqlens and block_table; on the CPU, private copies, whose values are checked.
     """
-    if block_table is None:
-        check_tensors(q, k_cache, v_cache, names=names)
-    else:
-        check_tensors(q, k_cache, v_cache, key_dimensions=PAGE_DIMENSIONS, names=names)
+    is_int8 = are_int8(k_cache, v_cache, scales, names[1:])
+    key_dimensions = None if block_table is None else PAGE_DIMENSIONS
+    key_dtype = torch.int8 if is_int8 else None
+    check_tensors(
+        q, k_cache, v_cache, key_dimensions=key_dimensions, key_dtype=key_dtype, names=names
+    )
+    if block_table is not None:
         check_block_table(block_table, q.shape[0], q, k_cache, names[:2])
+    if is_int8:
+        check_scales(k_cache, scales, block_table is not None)
     check_integers("cache_seqlens", cache_seqlens, ("B",), q.shape[0], q, names[0])
     if capacity(k_cache, block_table) >= 1 << 31:
         raise ValueError(

@@ -22,34 +22,41 @@ def check_tensors(
     dimensions: tuple[str, ...] = ("batch", "heads", "length", "width"),
     *,
     key_dimensions: tuple[str, ...] | None = None,
+    key_dtype: torch.dtype | None = None,
     names: tuple[str, str, str] = ("q", "k", "v"),
 ) -> None:
     """Raises TypeError or ValueError unless q, k and v have matching dimensions, dtype and device.
 
     The heads are dimension 1, and the width is the last one. `key_dimensions` names the dimensions
-    of k and v if they differ from q's. `names` are the argument names for error messages.
+    of k and v if they differ from q's; `key_dtype` is theirs, checked already, if it differs.
+    `names` are the argument names for error messages.
     """
     key_dimensions = dimensions if key_dimensions is None else key_dimensions
     named = ((names[0], q), (names[1], k), (names[2], v))
-    check_alike(named, (dimensions, key_dimensions, key_dimensions))
+    check_alike(named, (dimensions, key_dimensions, key_dimensions), key_dtype)
     rule = broken_shape_rule(q.shape, k.shape, v.shape, key_dimensions, names)
     if rule is not None:
         shapes = (f"{name} {tuple(x.shape)}" for name, x in named)
         raise ValueError(f"{rule}, got {', '.join(shapes)}")
 
 
-def check_alike(named: Sequence[tuple[str, Tensor]], dimensions: Sequence[tuple[str, ...]]) -> None:
+def check_alike(
+    named: Sequence[tuple[str, Tensor]],
+    dimensions: Sequence[tuple[str, ...]],
+    key_dtype: torch.dtype | None = None,
+) -> None:
     """Raises unless tensors, given with their names, have these dimensions, the dtype and device of
-    the first one, and valid storage."""
+    the first one, and valid storage. `key_dtype` is that of the others, checked already."""
     first, x = named[0]
     names = [name for name, _ in named]
     for (name, other), its_dimensions in zip(named, dimensions, strict=True):
-        check_tensor(name, other, DTYPES)
+        if key_dtype is None or other is x:
+            check_tensor(name, other, DTYPES)
         if other.dim() != len(its_dimensions):
             raise ValueError(
                 f"{name} must be ({', '.join(its_dimensions)}), got shape {tuple(other.shape)}"
             )
-        if other.dtype != x.dtype:
+        if key_dtype is None and other.dtype != x.dtype:
             raise TypeError(
                 f"{_listed(names)} must share a dtype, got {name} {other.dtype}, {first} {x.dtype}"
             )

@@ -47,11 +47,11 @@ class Field(NamedTuple):
         """Returns the index of dimension B or H_q, and True if its size may be 1 instead.
 
         None if the option has no such dimension. S, the number of sequences, counts as B, and so do
-        `entries`, those of q's batch.
+        `entries`, those of q's batch. H_kv counts as H_q.
         """
         for index, size in enumerate(self.shape.strip("()").split(", ")):
             optional, _, name = size.rpartition("|")
-            if symbol == ("B" if name in ("S", "entries") else name):
+            if symbol == {"S": "B", "entries": "B", "H_kv": "H_q"}.get(name, name):
                 return index, optional == "1"
         return None
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from ..common.argument_checks import values_are_readable
-from .checks import check_integers, check_tensors, private_copy
-from .varlen import check_cu_seqlens, longest
+from .checks import check_integers, private_copy
+from .layout import Layout
+from .types import Problem
 
 PAGE_DIMENSIONS = ("pages", "heads", "page_size", "width")
 
@@ -53,67 +56,68 @@ def check_pages_in_use(k_cache: Tensor, lengths: Tensor, block_table: Tensor, na
         )
 
 
-def packed_keys(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    cu_seqlens_k: Tensor | None,
-    block_table: Tensor,
-    max_seqlen_k: int | None,
-) -> tuple[Tensor, Tensor]:
-    """Copies the keys and values of an `attention_varlen` call out of their pages.
-
-    Takes the arguments of `places_of_keys`, and raises its errors. Returns k (total_k, H_kv, D) and
-    v (total_k, H_kv, D_v), differentiable.
-    """
-    places = places_of_keys(q, k_pages, v_pages, cu_seqlens_k, block_table, max_seqlen_k)
-    return _read(k_pages, *places), _read(v_pages, *places)
+def by_position(layout: Layout, N: int, x: Tensor) -> Tensor:
+    """Returns a cache as (B, H_kv, N, width). Unused entries of the block table read page 0."""
+    table, cache_seqlens = layout.block_table, layout.cache_seqlens
+    if table is None or cache_seqlens is None:
+        return x
+    pages, heads, page_size, width = x.shape
+    B = table.shape[0]
+    if pages == 0:
+        return x.new_zeros(B, heads, N, width)
+    first = torch.arange(table.shape[1], device=x.device) * page_size
+    used = first < cache_seqlens[:, None]
+    gathered = x[torch.where(used, table, 0).long()]
+    return gathered.transpose(1, 2).reshape(B, heads, N, width)
 
 
-def places_of_keys(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    cu_seqlens_k: Tensor | None,
-    block_table: Tensor,
-    max_seqlen_k: int | None,
-) -> tuple[Tensor, Tensor]:
-    """Checks the paged keys of an `attention_varlen` call, and finds the places of those in use.
-
-    Where the values of cu_seqlens_k are not read (on a GPU and in compiled code), there are
-    S max_seqlen_k places; those in excess are trailing padding.
+def checked_table(k_pages: Tensor, starts: Tensor, block_table: Tensor) -> Tensor:
+    """Returns the int32 block table of packed sequences; on the CPU a copy with checked values.
 
     Args:
-        q: (total_q, H_q, D).
         k_pages: (pages, H_kv, page_size, D).
-        v_pages: (pages, H_kv, page_size, D_v).
-        cu_seqlens_k: (S + 1,).
+        starts: cu_seqlens_k, (S + 1,).
         block_table: (S, max_pages).
-        max_seqlen_k: upper bound of the key lengths; None to read it.
 
-    Returns:
-        The page of each key, and the row in it, (total_k,) each.
-
-    Raises TypeError or ValueError if an argument has the wrong type, shape, device or value.
+    Raises ValueError if a sequence has more keys than pages for them, or a page does not exist.
     """
-    check_tensors(q, k_pages, v_pages, ("length", "heads", "width"), key_dimensions=PAGE_DIMENSIONS)
-    if cu_seqlens_k is None:
-        raise ValueError("cu_seqlens_k must be a tensor with block_table, got None")
-    starts = check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, q.device)
-    S = starts.shape[0] - 1
-    check_block_table(block_table, S, q, k_pages)
-    table, most = private_copy(block_table), capacity(k_pages, block_table)
-    length = longest("k", starts, S * most, max_seqlen_k)
-    if not values_are_readable(starts):
-        return _places(starts, table, S * min(length, most), k_pages)
-    lengths = starts.diff()
-    if bool((lengths > most).any()):
-        raise ValueError(
-            f"block_table must have pages for {int(lengths.max())} keys, the longest length in "
-            f"cu_seqlens_k, got {table.shape[1]} pages of {k_pages.shape[2]} keys"
-        )
-    check_pages_in_use(k_pages, lengths, table, "k")
-    return _places(starts, table, int(starts[-1]), k_pages)
+    table = private_copy(block_table)
+    if values_are_readable(starts) and values_are_readable(table):
+        lengths, most = starts.diff(), capacity(k_pages, table)
+        if bool((lengths > most).any()):
+            raise ValueError(
+                f"block_table must have pages for {int(lengths.max())} keys, the longest length in "
+                f"cu_seqlens_k, got {table.shape[1]} pages of {k_pages.shape[2]} keys"
+            )
+        check_pages_in_use(k_pages, lengths, table, "k")
+    return table.to(torch.int32)
+
+
+def count_keys(layout: Layout, k_pages: Tensor) -> int:
+    """Returns the number of keys of packed sequences in pages, with trailing padding where the
+    values of cu_seqlens_k are not read: on a GPU, and in compiled code."""
+    assert layout.cu_seqlens_k is not None
+    assert layout.block_table is not None
+    if values_are_readable(layout.cu_seqlens_k):
+        return int(layout.cu_seqlens_k[-1])
+    longest = min(layout.max_seqlen_k, capacity(k_pages, layout.block_table))
+    return layout.block_table.shape[0] * longest
+
+
+def without_pages(
+    problem: Problem, k_pages: Tensor, v_pages: Tensor
+) -> tuple[Problem, Tensor, Tensor]:
+    """Copies the keys and values of packed sequences out of their pages, for other kernels than
+    those of the CPU's forward pass. Differentiable.
+
+    Returns the problem of packed keys, k (1, H_kv, total_k, D) and v (1, H_kv, total_k, D_v).
+    """
+    starts, table = problem.layout.cu_seqlens_k, problem.layout.block_table
+    assert starts is not None
+    assert table is not None
+    places = _places(starts, table, count_keys(problem.layout, k_pages), k_pages)
+    k, v = (_read(x, *places).transpose(0, 1).unsqueeze(0) for x in (k_pages, v_pages))
+    return replace(problem, layout=problem.layout._replace(block_table=None)), k, v
 
 
 def _places(starts: Tensor, table: Tensor, keys: int, k_pages: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,7 @@ from ..scores.relative import Relative
 from ..scores.sinks import check_sinks
 from .checks import check_alibi_or_none, check_tensors, check_windows, private_copy
 from .layout import Layout
+from .pages import PAGE_DIMENSIONS, capacity, check_block_table, checked_table
 from .types import Problem, shape_of
 
 
@@ -37,20 +38,25 @@ def varlen_problem(
     *,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
+    block_table: Tensor | None = None,
     mask: Mask | None = None,
     sinks: Tensor | None = None,
     **scores: Unpack[ScoreArguments],
 ) -> Problem:
     """Validates a call of `attention_varlen`; errors name the argument, its value and the rule."""
-    check_tensors(q, k, v, ("length", "heads", "width"))
+    is_paged = block_table is not None
+    check_tensors(
+        q, k, v, ("length", "heads", "width"), key_dimensions=PAGE_DIMENSIONS if is_paged else None
+    )
     bias = scores.get("bias")
     check_windows(mask, "for packed sequences")
     check_alibi_or_none(bias, "for packed sequences")
     align = _align(mask, bias, scores.get("relative"))
     packed = one_entry(q)
     check_sinks(sinks, packed)
-    layout = _layout(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    shape = shape_of(packed, one_entry(k), one_entry(v), layout)
+    layout = _layout(q, k, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table)
+    keys = (k, v) if is_paged else (one_entry(k), one_entry(v))
+    shape = shape_of(packed, *keys, layout)
     bottom_right = align == "bottom_right"
     sequences = cu_seqlens_q.shape[0] - 1
     options = check_scores(
@@ -87,9 +93,12 @@ def _layout(
     cu_seqlens_k: Tensor | None,
     max_seqlen_q: int | None,
     max_seqlen_k: int | None,
+    block_table: Tensor | None,
 ) -> Layout:
     cu_seqlens_q = check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q.device)
     max_seqlen_q = longest("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
+    if cu_seqlens_k is None and block_table is not None:
+        raise ValueError("cu_seqlens_k must be a tensor with block_table, got None")
     if cu_seqlens_k is None:
         cu_seqlens_k = cu_seqlens_q
         max_seqlen_k = max_seqlen_q if max_seqlen_k is None else max_seqlen_k
@@ -100,9 +109,14 @@ def _layout(
             "cu_seqlens_q and cu_seqlens_k must have the same shape, got "
             f"{tuple(cu_seqlens_q.shape)} and {tuple(cu_seqlens_k.shape)}"
         )
-    max_seqlen_k = longest("k", cu_seqlens_k, k.shape[0], max_seqlen_k)
+    sequences, total_k = cu_seqlens_q.shape[0] - 1, k.shape[0]
+    if block_table is not None:
+        check_block_table(block_table, sequences, q, k)
+        total_k = sequences * capacity(k, block_table)
+    max_seqlen_k = longest("k", cu_seqlens_k, total_k, max_seqlen_k)
+    table = None if block_table is None else checked_table(k, cu_seqlens_k, block_table)
     offsets_q, offsets_k = (x.to(torch.int32).contiguous() for x in (cu_seqlens_q, cu_seqlens_k))
-    return Layout(offsets_q, offsets_k, max_seqlen_q, max_seqlen_k)
+    return Layout(offsets_q, offsets_k, max_seqlen_q, max_seqlen_k, block_table=table)
 
 
 def check_cu_seqlens(name: str, cu_seqlens: Tensor, device: torch.device) -> Tensor:

@@ -11,6 +11,7 @@
 
 #include "bindings/fast_path/readers.h"
 #include "cpu/driver/call.h"
+#include "cpu/driver/decode.h"
 
 namespace tk {
 
@@ -27,7 +28,7 @@ struct DirectCall {
   Inputs inputs;
   Options options;
   LayoutParams layout;
-  std::vector<int32_t> indices;  // to which `layout` refers
+  Indices indices;  // to which `layout` refers
 
   // Returns the reason why the call is declined; empty if it is not.
   Reason read(PyObject* const* args, Problem& p) {
@@ -55,17 +56,22 @@ bool count_is(Py_ssize_t count, Py_ssize_t wanted) {
   return false;
 }
 
-// Runs without the GIL, as torch's operators do. Returns None, or null with a Python exception set.
+// Runs without the GIL, as torch's operators do. Returns None, the reason why the kernels decline
+// what they read, or null with a Python exception set.
 template <typename Params>
 PyObject* run_unlocked(Params& params, const LayoutParams& layout) {
   std::optional<std::string> failure;
+  Reason reason;
   Py_BEGIN_ALLOW_THREADS;
   try {
     run(params, layout);
+  } catch (const InvalidScale& error) {
+    reason = error.what();
   } catch (const std::exception& error) {
     failure = error.what();
   }
   Py_END_ALLOW_THREADS;
+  if (!reason.empty()) return declined(reason);
   if (!failure) Py_RETURN_NONE;
   PyErr_SetString(PyExc_RuntimeError, failure->c_str());
   return nullptr;

@@ -48,7 +48,7 @@ Element element_of(const dlpack::DataType& type) {
   using namespace dlpack;
   constexpr DataType kTypes[] = {{kFloat, 16, 1}, {kBfloat, 16, 1}, {kFloat, 32, 1},
                                  {kFloat, 64, 1}, {kBool, 8, 1},    {kUint, 8, 1},
-                                 {kInt, 32, 1},   {kInt, 64, 1}};
+                                 {kInt, 32, 1},   {kInt, 64, 1},    {kInt, 8, 1}};
   const auto* const found = std::find_if(std::begin(kTypes), std::end(kTypes), [&](auto& x) {
     return x.code == type.code && x.bits == type.bits && x.lanes == type.lanes;
   });

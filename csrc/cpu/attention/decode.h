@@ -1,5 +1,7 @@
 // Forward pass for few queries and many keys (decoding). Its time is that of reading k and v: they
-// are read once, in place and in their own dtype, for all queries that share them.
+// are read once, in place and in their own dtype, for all queries that share them. An int8 cache
+// has a scale for each key and each value: that of a key multiplies its scores, that of a value its
+// weights.
 //
 //   for each split of the keys of a key head, for each of its visible blocks:
 //     s = scores(q k^T)              lanes x keys; a lane is one (head, query) of the group, which
@@ -20,185 +22,13 @@
 #include <cmath>
 #include <utility>
 
-#include "cpu/attention/decode_rows.h"
+#include "cpu/attention/decode_workspace.h"
 #include "cpu/attention/dropout.h"
-#include "cpu/attention/softmax.h"
-#include "cpu/engine/arena.h"
 #include "cpu/engine/workers.h"
 
 namespace tk::cpu::TK_ISA {
 
-constexpr int64_t kDecodeLanes = 16;   // a whole number of vectors in every instruction set
-constexpr int64_t kSplitKeys = 512;    // large next to one o, small next to the work of one thread
-constexpr int64_t kRunRows = 16;       // unit of contiguous runs; shorter pages are copied
 constexpr int64_t kPrefetchRows = 16;  // prefetch distance in rows
-
-// Above this number of queries per head the packed path (forward.h) is faster: docs/cpu.md, section
-// 5. Sharing of key heads matters less: the packed path uses a block per query head.
-TK_INLINE bool is_decoding(const Problem& p) {
-  int64_t max_queries = 24;
-#if defined(__AMX_BF16__)
-  if (p.dtype == DType::kBFloat16) max_queries = 4;
-  if (p.dtype == DType::kFloat16) max_queries = p.H_q == p.H_kv ? kDecodeLanes : 8;
-#elif !defined(__F16C__)
-  if (p.dtype == DType::kFloat16)
-    max_queries = 8;  // rows are converted again for every few queries
-#endif
-  return p.M > 0 && p.M <= max_queries && !p.score.relative_keys;
-}
-
-// Sequences with the same queries but different keys: batch entries of one problem, or one problem
-// each.
-struct Sequences {
-  const ForwardParams* problems;
-  int64_t count;
-  bool batched;  // batch entries of one problem
-
-  const ForwardParams& problem(int64_t n) const { return batched ? *problems : problems[n]; }
-  int64_t entry(int64_t n) const { return batched ? n : 0; }
-};
-
-// First visible key, rounded down to a block boundary.
-TK_INLINE int64_t first_block(KeyInterval key_range) { return key_range.begin / kBlock * kBlock; }
-
-TK_INLINE int64_t count_splits(KeyInterval key_range) {
-  const int64_t keys = key_range.end - first_block(key_range);
-  return keys > 0 ? round_up(keys, kSplitKeys) / kSplitKeys : 1;
-}
-
-// Tiling of the queries that share a key head. A tile has at most kDecodeLanes lanes: whole heads,
-// or part of one head's queries.
-struct LaneTiles {
-  int64_t heads, queries;  // per tile
-  int64_t steps;           // tiles per head, if one head needs several
-  int64_t count;
-};
-
-TK_INLINE LaneTiles lane_tiles(const Problem& p) {
-  const auto ceil_div = [](int64_t count, int64_t unit) { return (count + unit - 1) / unit; };
-  const int64_t group = p.H_q / p.H_kv;
-  // A tile must not cross a block mask boundary: kDecodeLanes divides kBlockMaskSize.
-  if (p.M > kDecodeLanes) {
-    const int64_t steps = ceil_div(p.M, kDecodeLanes);
-    return {1, kDecodeLanes, steps, group * steps};
-  }
-  const int64_t heads = ceil_div(group, ceil_div(group, kDecodeLanes / p.M));
-  return {heads, p.M, 1, ceil_div(group, heads)};
-}
-
-// Partial result of one split of the keys for one tile of queries.
-template <typename Real>
-struct Partial {
-  SoftmaxState<Real, kDecodeLanes>* state;
-  Real* o;  // (rows, v_width)
-};
-
-template <typename Real>
-struct DecodeWorkspace {
-  LaneTiles tiles;
-  int64_t rows;  // of q and o: the lanes of a tile, rounded up to the unit of computation
-  int64_t k_width, v_width;
-  int64_t heads;                             // key heads
-  int64_t splits;                            // of all sequences
-  int64_t* first_split;                      // (sequences + 1)
-  SoftmaxState<Real, kDecodeLanes>* states;  // (splits, heads, tiles)
-  Real* o;                                   // (splits, heads, tiles, rows, v_width)
-  int64_t* unfinished;                       // (sequences, heads): splits not yet finished
-  char* scratch;                             // (workers), see DecodeScratch
-  size_t scratch_bytes;
-
-  Partial<Real> partial(int64_t split, int64_t head, int64_t tile) const {
-    const int64_t n = (split * heads + head) * tiles.count + tile;
-    return {states + n, o + n * rows * v_width};
-  }
-};
-
-// One key head of one sequence.
-struct DecodeHead {
-  const ForwardParams& p;
-  int64_t sequence, b, head;
-  int64_t q_head;  // the first query head that shares it
-  LiveKeys is_live;
-};
-
-// Lane n holds query i0 + n % M of head h + n / M.
-struct LaneTile {
-  int64_t n, h, i0, lanes;
-};
-
-template <typename Visit>
-TK_INLINE void for_each_tile(const DecodeHead& at, const LaneTiles& tiles, Visit&& visit) {
-  const int64_t group = at.p.H_q / at.p.H_kv;
-  for (int64_t n = 0; n < tiles.count; ++n) {
-    const int64_t h = n / tiles.steps * tiles.heads, i0 = n % tiles.steps * tiles.queries;
-    const int64_t heads = std::min(tiles.heads, group - h);
-    visit(LaneTile{n, at.q_head + h, i0, heads * std::min(tiles.queries, at.p.M - i0)});
-  }
-}
-
-// Scratch of one worker, small enough for its L1 and L2.
-template <typename Real>
-struct DecodeScratch {
-  Real* q;           // (tiles, rows, k_width)
-  Real* s;           // (kDecodeLanes, kBlock), of which `rows` are computed
-  Real* transposed;  // (kBlock, kDecodeLanes): s in the layout of finish_scores
-  uint64_t* keep;    // (kBlock), only with dropout
-  Real* row;         // (v_width)
-  char* copy;        // (kBlock, k_width or v_width): a block that cannot be read in place
-};
-
-// visit(first lane, number of lanes as a constant), until `lanes` are covered.
-template <typename Real, typename Visit>
-TK_INLINE void for_each_lanes(int64_t lanes, Visit&& visit) {
-  constexpr int kMaxLanes = kLanes<Real> < 4 ? kLanes<Real> : 4;  // registers hold no more
-  int64_t lane = 0;
-  for (; lanes - lane > 2; lane += kMaxLanes) visit(lane, std::integral_constant<int, kMaxLanes>());
-  if (lanes - lane == 2) visit(lane, std::integral_constant<int, 2>());
-  if (lanes - lane == 1) visit(lane, std::integral_constant<int, 1>());
-}
-
-template <typename Real>
-DecodeScratch<Real> lay_out_scratch(const ForwardParams& p, const DecodeWorkspace<Real>& w,
-                                    Arena& arena) {
-  constexpr int64_t kTileSize = kBlock * kDecodeLanes;
-  DecodeScratch<Real> t;
-  t.q = allocate<Real>(arena, w.tiles.count * w.rows * w.k_width);
-  t.s = allocate<Real>(arena, kTileSize);
-  t.transposed = allocate<Real>(arena, kTileSize);
-  t.keep = allocate<uint64_t>(arena, p.score.dropout_p > 0 ? kBlock : 0);
-  t.row = allocate<Real>(arena, w.v_width);
-  const int64_t width = std::max(w.k_width, w.v_width);
-  t.copy = allocate<char>(arena, kBlock * width * static_cast<int64_t>(sizeof(Real)));
-  return t;
-}
-
-template <typename Storage, typename Real = typename ConvertedRow<Storage>::Real>
-DecodeWorkspace<Real> lay_out_decode(const Sequences& all, int64_t workers, Arena& arena) {
-  const ForwardParams& p = all.problem(0);
-  DecodeWorkspace<Real> w;
-  w.tiles = lane_tiles(p);
-  for_each_lanes<Real>(w.tiles.heads * w.tiles.queries,
-                       [&](int64_t lane, auto count) { w.rows = lane + count(); });
-  w.k_width = round_up(p.D, kChunk<Storage>);
-  w.v_width = round_up(p.D_v, kChunk<Storage>);
-  w.heads = p.H_kv;
-  w.first_split = allocate<int64_t>(arena, all.count + 1);
-  w.splits = 0;
-  for (int64_t n = 0; n < all.count; ++n) {
-    if (arena.base) w.first_split[n] = w.splits;
-    w.splits += count_splits(visible_key_range(all.problem(n), all.entry(n)));
-  }
-  if (arena.base) w.first_split[all.count] = w.splits;
-  const int64_t partials = w.splits * w.heads * w.tiles.count;
-  w.states = allocate<SoftmaxState<Real, kDecodeLanes>>(arena, partials);
-  w.o = allocate<Real>(arena, partials * w.rows * w.v_width);
-  w.unfinished = allocate<int64_t>(arena, all.count * w.heads);
-  Arena one;
-  lay_out_scratch(p, w, one);
-  w.scratch_bytes = one.used;
-  w.scratch = allocate<char>(arena, workers * static_cast<int64_t>(one.used));
-  return w;
-}
 
 // True if all keys of the block may be read.
 TK_INLINE bool all_live(const LiveKeys& keys, const Block& block) {
@@ -265,6 +95,33 @@ TK_INLINE void for_each_run(const DecodeHead& at, const Slice& x, const Block& b
   }
 }
 
+// Multiplies the scores or weights of a block by the scales of its keys or values. Keys that must
+// not be read have the scale 0.
+template <typename Real>
+void apply_scales(const DecodeHead& at, const Slice& x, const Block& block, bool readable,
+                  const DecodeScratch<Real>& t) {
+  const float* const data = static_cast<const float*>(x.tensor.data);
+  for (int64_t r = 0, count; r < block.keys; r += count) {
+    const bool is_live = readable || at.is_live(block.j0 + r);
+    count = readable ? x.contiguous_rows(block.j0 + r, block.keys - r) : 1;
+    const float* const from = data + (is_live ? x.offset(block.j0 + r) : 0);
+    const int64_t stride = x.tensor.stride[2];
+    for (int64_t n = 0; n < count; ++n) {
+      t.scales[r + n] = is_live ? static_cast<Real>(from[n * stride]) : Real{0};
+    }
+  }
+  Vec<IntOf<Real>> invalid = {};
+  for (int64_t r = 0; r < block.keys; r += kLanes<Real>) {
+    const Vec<Real> scale = load(t.scales + r);
+    invalid |= ~((scale >= 0) & (scale < -kHidden<Real>));
+    for (int64_t lane = 0; lane < block.queries; ++lane) {
+      Real* const to = t.s + lane * kBlock + r;
+      store(to, load(to) * scale);
+    }
+  }
+  if (any<Real>(invalid)) __atomic_store_n(at.p.scales_are_valid, false, __ATOMIC_RELAXED);
+}
+
 // Replaces one lane's scores with weights 2^(u (s - m)) and updates m and l. Returns the factor by
 // which o must be rescaled. keys is a multiple of two vectors.
 template <typename Real>
@@ -299,12 +156,11 @@ void finish_transposed(const ForwardParams& p, const Block& block, const DecodeS
   transpose_tile<kBlock, kDecodeLanes>(t.transposed, t.s);
 }
 
+// s = q k^T, times the scales of an int8 cache.
 template <typename Storage, typename Real>
-void decode_block(const DecodeHead& at, const DecodeWorkspace<Real>& w,
-                  const DecodeScratch<Real>& t, const Block& block, int64_t tile,
-                  const Partial<Real>& sums) {
+void compute_scores(const DecodeHead& at, const DecodeWorkspace<Real>& w,
+                    const DecodeScratch<Real>& t, const Block& block, int64_t tile, bool readable) {
   const ForwardParams& p = at.p;
-  const bool readable = all_live(at.is_live, block);
   const Real* const q = t.q + tile * w.rows * w.k_width;
   const auto multiply = [&](int64_t r, const Rows<Storage>& k, int64_t keys) {
     for_each_lanes<Real>(block.queries, [&](int64_t lane, auto queries) {
@@ -314,6 +170,32 @@ void decode_block(const DecodeHead& at, const DecodeWorkspace<Real>& w,
   };
   for_each_run<Storage>(at, keys_of(p, p.k, at.b, at.head, p.D), block, readable, w.k_width, t.copy,
                         multiply);
+  if (p.is_int8) apply_scales(at, keys_of(p, p.k_scale, at.b, at.head, 1), block, readable, t);
+}
+
+// o += the weights in s, times the scales of an int8 cache, times v.
+template <typename Storage, typename Real>
+void add_values(const DecodeHead& at, const DecodeWorkspace<Real>& w, const DecodeScratch<Real>& t,
+                const Block& block, bool readable, Real* o) {
+  const ForwardParams& p = at.p;
+  if (p.is_int8) apply_scales(at, keys_of(p, p.v_scale, at.b, at.head, 1), block, readable, t);
+  const auto add = [&](int64_t r, const Rows<Storage>& v, int64_t keys) {
+    for_each_lanes<Real>(block.queries, [&](int64_t lane, auto queries) {
+      add_rows<queries()>(v, keys, t.s + lane * kBlock + r, kBlock, o + lane * w.v_width, w.v_width,
+                          w.v_width);
+    });
+  };
+  for_each_run<Storage>(at, keys_of(p, p.v, at.b, at.head, p.D_v), block, readable, w.v_width,
+                        t.copy, add);
+}
+
+template <typename Storage, typename Real>
+void decode_block(const DecodeHead& at, const DecodeWorkspace<Real>& w,
+                  const DecodeScratch<Real>& t, const Block& block, int64_t tile,
+                  const Partial<Real>& sums) {
+  const ForwardParams& p = at.p;
+  const bool readable = all_live(at.is_live, block);
+  compute_scores<Storage>(at, w, t, block, tile, readable);
   if (needs_finishing(p, block)) finish_transposed(p, block, t);
 
   const Real u = score_unit<Real>(p).log2;
@@ -332,14 +214,7 @@ void decode_block(const DecodeHead& at, const DecodeWorkspace<Real>& w,
       }
     }
   }
-  const auto add = [&](int64_t r, const Rows<Storage>& v, int64_t keys) {
-    for_each_lanes<Real>(block.queries, [&](int64_t lane, auto queries) {
-      add_rows<queries()>(v, keys, t.s + lane * kBlock + r, kBlock, sums.o + lane * w.v_width,
-                          w.v_width, w.v_width);
-    });
-  };
-  for_each_run<Storage>(at, keys_of(p, p.v, at.b, at.head, p.D_v), block, readable, w.v_width,
-                        t.copy, add);
+  add_values<Storage>(at, w, t, block, readable, sums.o);
 }
 
 // Combines the partial results of two sets of keys into `sums`: docs/attention.md, section 5.
@@ -392,21 +267,27 @@ void finish_tile(const DecodeHead& at, const DecodeWorkspace<Real>& w, const Lan
   }
 }
 
-// q (rows x k_width) of one tile, converted; missing lanes are 0.
-template <typename Storage, typename Real>
+// q (rows x k_width) of one tile, converted to the order of the cache; missing lanes are 0.
+template <typename Query, typename Storage, typename Real>
 void read_queries(const DecodeHead& at, const DecodeWorkspace<Real>& w, const LaneTile& tile,
-                  Storage* row, Real* q) {
+                  const DecodeScratch<Real>& t) {
   const Strided& from = at.p.q;
+  Query* const row = reinterpret_cast<Query*>(t.copy);
+  Real* q = t.q + tile.n * w.rows * w.k_width;
   for (int64_t lane = 0; lane < w.rows; ++lane, q += w.k_width) {
     const bool valid = lane < tile.lanes;
     const int64_t h = tile.h + lane / at.p.M, i = tile.i0 + lane % at.p.M;
-    copy_row(static_cast<const Storage*>(from.data) + (valid ? row_offset(from, at.b, h, i) : 0),
+    copy_row(static_cast<const Query*>(from.data) + (valid ? row_offset(from, at.b, h, i) : 0),
              from.stride[3], valid ? at.p.D : 0, w.k_width, row);
-    convert_row(row, w.k_width, q);
+    if constexpr (kInOrder<Storage>) {
+      read_as(row, 1, w.k_width, q);
+    } else {
+      convert_row(row, w.k_width, q);
+    }
   }
 }
 
-template <typename Storage, typename Real>
+template <typename Query, typename Storage, typename Real>
 void decode_split(const DecodeHead& at, const DecodeWorkspace<Real>& w,
                   const DecodeScratch<Real>& t, int64_t split) {
   const ForwardParams& p = at.p;
@@ -414,12 +295,11 @@ void decode_split(const DecodeHead& at, const DecodeWorkspace<Real>& w,
     const Partial<Real> sums = w.partial(split, at.head, tile.n);
     sums.state->clear();
     for (int64_t c = 0; c < w.rows * w.v_width; ++c) sums.o[c] = 0;
-    read_queries(at, w, tile, reinterpret_cast<Storage*>(t.copy),
-                 t.q + tile.n * w.rows * w.k_width);
+    read_queries<Query, Storage>(at, w, tile, t);
   });
   const int64_t first =
-      first_block(at.is_live.range) + (split - w.first_split[at.sequence]) * kSplitKeys;
-  const int64_t last = std::min(first + kSplitKeys, at.is_live.range.end);
+      first_block(at.is_live.range) + (split - w.first_split[at.sequence]) * w.split_keys;
+  const int64_t last = std::min(first + w.split_keys, at.is_live.range.end);
   for (int64_t j0 = first; j0 < last; j0 += kBlock) {
     for_each_tile(at, w.tiles, [&](const LaneTile& tile) {
       Block block{at.b, tile.h, tile.i0, j0, tile.lanes, p.M, 0, 0, {}, {}};
@@ -436,7 +316,7 @@ void decode_split(const DecodeHead& at, const DecodeWorkspace<Real>& w,
                 [&](const LaneTile& tile) { finish_tile<Storage>(at, w, tile, t.row); });
 }
 
-template <typename Storage>
+template <typename Query, typename Storage>
 void decode(const Sequences& all, const Workers& workers, Arena arena) {
   const auto w = lay_out_decode<Storage>(all, workers.count, arena);
   for (int64_t n = 0; n < all.count * w.heads; ++n) {
@@ -452,28 +332,32 @@ void decode(const Sequences& all, const Workers& workers, Arena arena) {
     const LiveKeys is_live{visible_key_range(p, b), live_keys_of(p, b, head)};
     const DecodeHead at{p, n, b, head, head * (p.H_q / p.H_kv), is_live};
     Arena own{w.scratch + static_cast<size_t>(worker) * w.scratch_bytes};
-    decode_split<Storage>(at, w, lay_out_scratch(p, w, own), split);
+    decode_split<Query, Storage>(at, w, lay_out_scratch(p, w, own), split);
   });
 }
 
-// run(element), with an element of the storage type.
+// run(element of q, element of k and v).
 template <typename Run>
-TK_INLINE auto with_storage(DType dtype, Run&& run) {
-  switch (dtype) {
+TK_INLINE auto with_storage(const Problem& p, Run&& run) {
+  const auto with_query = [&](auto element) {
+    using Real = typename ConvertedRow<decltype(element)>::Real;
+    return p.is_int8 ? run(element, Int8<Real>{}) : run(element, element);
+  };
+  switch (p.dtype) {
     case DType::kFloat16:
-      return run(Float16{});
+      return with_query(Float16{});
     case DType::kBFloat16:
-      return run(BFloat16{});
+      return with_query(BFloat16{});
     case DType::kFloat32:
-      return run(float{});
+      return with_query(float{});
     case DType::kFloat64:
       break;
   }
-  return run(double{});
+  return with_query(double{});
 }
 
 TK_INLINE size_t decode_workspace(const Sequences& all, const Workers& workers) {
-  return with_storage(all.problem(0).dtype, [&](auto element) {
+  return with_storage(all.problem(0), [&](auto, auto element) {
     Arena arena;
     lay_out_decode<decltype(element)>(all, workers.count, arena);
     return arena.used;
@@ -481,8 +365,9 @@ TK_INLINE size_t decode_workspace(const Sequences& all, const Workers& workers) 
 }
 
 TK_INLINE void run_decode(const Sequences& all, const Workers& workers, Arena arena) {
-  with_storage(all.problem(0).dtype,
-               [&](auto element) { decode<decltype(element)>(all, workers, arena); });
+  with_storage(all.problem(0), [&](auto query, auto element) {
+    decode<decltype(query), decltype(element)>(all, workers, arena);
+  });
 }
 
 }  // namespace tk::cpu::TK_ISA

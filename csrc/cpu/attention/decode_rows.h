@@ -40,6 +40,7 @@ TK_INLINE void convert_row(const Storage* row, int64_t width, Real* to) {
 // Position of element c in the order of ConvertedRow.
 template <typename Storage>
 TK_INLINE int64_t converted_index(int64_t c) {
+  if constexpr (kInOrder<Storage>) return c;
   constexpr int64_t kParts = ConvertedRow<Storage>::kParts, kSize = kChunk<Storage>;
   return c / kSize * kSize + c % kParts * (kSize / kParts) + c % kSize / kParts;
 }

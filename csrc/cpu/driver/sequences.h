@@ -91,6 +91,14 @@ inline void advance_scores(Problem& p, int64_t b) {
   advance(p.score.alibi_slopes, b * p.score.alibi_stride * bytes_of_statistics(p.dtype));
 }
 
+// Lets k and v be the pages of sequence b. Returns false if there are no pages.
+inline bool set_pages(Problem& p, const KVCache& cache, int64_t b) {
+  if (cache.page_size == 0) return false;
+  p.pages = cache.block_table + b * cache.max_pages;
+  p.page_size = cache.page_size;
+  return true;
+}
+
 // Aligns the diagonals and the distances of score options to the last key.
 inline void align_bottom_right(Problem& p) {
   p.mask.diagonal_low += p.N - p.M;

@@ -9,13 +9,15 @@ namespace tk {
 
 namespace {
 
-// Sequence b: M queries from row i0 on, N keys from row j0 on.
+// Sequence b: M queries from row i0 on, N keys from row j0 on or in pages.
 template <typename Params>
-Params sequence_of(const Params& packed, const Varlen& varlen, int64_t b, int64_t i0, int64_t M,
-                   int64_t j0, int64_t N) {
+Params sequence_of(const Params& packed, const Varlen& varlen, const KVCache& cache, int64_t b,
+                   int64_t i0, int64_t M, int64_t j0, int64_t N) {
   Params p = packed;
   for (Strided* x : query_tensors(p)) advance(*x, 2, i0, p.dtype);
-  for (Strided* x : key_tensors(p)) advance(*x, 2, j0, p.dtype);
+  if (!set_pages(p, cache, b)) {
+    for (Strided* x : key_tensors(p)) advance(*x, 2, j0, p.dtype);
+  }
   advance_statistics(p, i0);
   if (b < varlen.B) advance_scores(p, b);
   p.M = M;
@@ -28,17 +30,18 @@ Params sequence_of(const Params& packed, const Varlen& varlen, int64_t b, int64_
 // Rows past the last sequence (trailing padding) form two more sequences: queries without keys, and
 // keys without queries.
 template <typename Params>
-std::vector<Params> sequences_of(const Params& packed, const Varlen& varlen) {
+std::vector<Params> sequences_of(const Params& packed, const Varlen& varlen,
+                                 const KVCache& cache = {}) {
   const int64_t B = varlen.B;
   const int32_t *const q = varlen.cu_seqlens_q, *const k = varlen.cu_seqlens_k;
   std::vector<Params> sequences;
   const auto add = [&](int64_t b, int64_t i0, int64_t M, int64_t j0, int64_t N) {
     if (M == 0 && N == 0) return;
-    sequences.push_back(sequence_of(packed, varlen, b, i0, M, j0, N));
+    sequences.push_back(sequence_of(packed, varlen, cache, b, i0, M, j0, N));
   };
   for (int64_t b = 0; b < B; ++b) add(b, q[b], q[b + 1] - q[b], k[b], k[b + 1] - k[b]);
   add(B, q[B], packed.M - q[B], k[B], 0);
-  add(B, q[B], 0, k[B], packed.N - k[B]);
+  if (cache.page_size == 0) add(B, q[B], 0, k[B], packed.N - k[B]);
   return sequences;
 }
 
@@ -73,9 +76,9 @@ bool is_bounded(const Varlen& varlen, int64_t max_M, int64_t max_N) {
   return true;
 }
 
-void run_forward(const ForwardParams& packed, const Varlen& varlen) {
+void run_forward(const ForwardParams& packed, const Varlen& varlen, const KVCache& cache) {
   const cpu::Kernels& kernels = cpu::kernels();
-  run_sequences<ForwardParams>(sequences_of(packed, varlen),
+  run_sequences<ForwardParams>(sequences_of(packed, varlen, cache),
                                {kernels.forward_workspace, kernels.forward, &run_forward});
 }
 

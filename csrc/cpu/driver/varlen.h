@@ -22,8 +22,9 @@ bool fits(const Varlen& varlen, int64_t M, int64_t N);
 // True if no sequence has more than max_M queries or max_N keys.
 bool is_bounded(const Varlen& varlen, int64_t max_M, int64_t max_N);
 
-// `packed` has one batch entry, which holds all rows. Rows past the last sequence are fully masked.
-void run_forward(const ForwardParams& packed, const Varlen& varlen);
+// `packed` has one batch entry, which holds all rows; `cache` has the pages of the keys, if they
+// are in pages. Rows past the last sequence are fully masked.
+void run_forward(const ForwardParams& packed, const Varlen& varlen, const KVCache& cache);
 void run_backward(const BackwardParams& packed, const Varlen& varlen);
 
 }  // namespace tk

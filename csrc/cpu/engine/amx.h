@@ -172,16 +172,20 @@ struct Amx {
   }
 
   template <typename Element>
-  static void pack(const PanelLayout& panel, const Element* rows, int64_t stride, char* to) {
+  static void pack(const PanelLayout& panel, const PanelRows<Element>& rows, char* to) {
     const unsigned uses = panel.uses;
     if (uses & (kLeft | kRightT)) {
-      pack_depth_in_rows(panel, rows, stride, uses & kLeft ? to + panel.left : nullptr,
+      pack_depth_in_rows(panel, rows, uses & kLeft ? to + panel.left : nullptr,
                          uses & kRightT ? to + panel.right_t : nullptr);
     }
     if (uses & (kRight | kLeftT)) {
-      pack_depth_in_columns(panel, rows, stride, uses & kRight ? to + panel.right : nullptr,
+      pack_depth_in_columns(panel, rows, uses & kRight ? to + panel.right : nullptr,
                             uses & kLeftT ? to + panel.left_t : nullptr);
     }
+  }
+  template <typename Element>
+  static void pack(const PanelLayout& panel, const Element* rows, int64_t stride, char* to) {
+    pack(panel, PanelRows<Element>{rows, stride}, to);
   }
 
   // The panel from row `row` on, a multiple of 32.
@@ -348,15 +352,15 @@ struct Amx {
 
   // Packs with depth along rows: both elements of a pair are in one row of the panel.
   template <typename Element>
-  static void pack_depth_in_rows(const PanelLayout& panel, const Element* rows, int64_t stride,
+  static void pack_depth_in_rows(const PanelLayout& panel, const PanelRows<Element>& rows,
                                  char* left, char* right_t) {
     const int64_t groups = panel.width / kTileDepth;
     for (int64_t r = 0; r < panel.rows; r += kTile) {
       for (int64_t g = 0; g < groups; ++g) {
+        const Element* row = rows.row(r) + g * kTileDepth;
         __m512i pairs[kParts][kTile];
-        for (int64_t t = 0; t < kTile; ++t) {
-          const Element* row = rows + (r + t) * stride + g * kTileDepth;
-          prefetch_next_panel(row, panel.rows * stride);
+        for (int64_t t = 0; t < kTile; ++t, row += rows.stride) {
+          prefetch_next_panel(row, rows.ahead(r));
           __m512i parts[kParts];
           pairs_in_row(row, parts);
           for (int part = 0; part < kParts; ++part) pairs[part][t] = parts[part];
@@ -369,17 +373,18 @@ struct Amx {
 
   // Packs with depth along columns: the elements of a pair are in two rows of the panel.
   template <typename Element>
-  static void pack_depth_in_columns(const PanelLayout& panel, const Element* rows, int64_t stride,
+  static void pack_depth_in_columns(const PanelLayout& panel, const PanelRows<Element>& rows,
                                     char* right, char* left_t) {
     const int64_t groups = panel.rows / kTileDepth;
     for (int64_t c = 0; c < panel.width; c += 2 * kTile) {
       for (int64_t g = 0; g < groups; ++g) {
+        const int64_t r = g * kTileDepth;
+        const Element* upper = rows.row(r) + c;
+        const Element* lower = rows.row(r + kTile) + c;
         __m512i pairs[2][kParts][kTile];
-        for (int64_t t = 0; t < kTile; ++t) {
-          const Element* upper = rows + (g * kTileDepth + t) * stride + c;
-          const Element* lower = upper + kTile * stride;
-          prefetch_next_panel(upper, panel.rows * stride);
-          prefetch_next_panel(lower, panel.rows * stride);
+        for (int64_t t = 0; t < kTile; ++t, upper += rows.stride, lower += rows.stride) {
+          prefetch_next_panel(upper, rows.ahead(r));
+          prefetch_next_panel(lower, rows.ahead(r + kTile));
           __m512i parts[2][kParts];
           pairs_of_rows(upper, lower, parts);
           for (int n = 0; n < 2; ++n) {

@@ -124,6 +124,9 @@ struct Fma {
     return panel.right_t == 0 && panel.uses & kRightT ? scratch : reinterpret_cast<Real*>(to);
   }
 
+  static void pack(const PanelLayout& panel, const PanelRows<Real>& rows, char* to) {
+    pack(panel, rows.data, rows.stride, to);  // they are not read in place
+  }
   static void pack(const PanelLayout& panel, const Real* rows, int64_t stride, char* to) {
     if (!(panel.uses & kRightT)) return;
     Real* columns = reinterpret_cast<Real*>(to + panel.right_t);

@@ -22,6 +22,26 @@ struct PanelLayout {
   size_t bytes;
 };
 
+constexpr int64_t kRunRows = 16;  // unit of contiguous runs of rows; shorter pages are copied
+
+// Rows to pack, `stride` elements apart: contiguous, or in runs of kRunRows rows.
+template <typename Element>
+struct PanelRows {
+  static constexpr int64_t kMaxRuns = 4;
+  const Element* data;
+  int64_t stride;
+  bool in_runs = false;
+  int64_t offset[kMaxRuns] = {};  // of each run, in elements
+  int64_t next[kMaxRuns] = {};    // from each run to that of the panel likely to be packed next
+
+  TK_INLINE_METHOD const Element* row(int64_t r) const {
+    if (!in_runs) return data + r * stride;
+    return data + offset[r / kRunRows] + r % kRunRows * stride;
+  }
+  // From row r, and the others of its run; 0 if unknown.
+  TK_INLINE_METHOD int64_t ahead(int64_t r) const { return in_runs ? next[r / kRunRows] : 0; }
+};
+
 // kAccumulate adds to the destination.
 enum class WriteMode : uint8_t { kOverwrite, kAccumulate };
 

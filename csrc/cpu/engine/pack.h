@@ -38,38 +38,51 @@ TK_INLINE Slice keys_of(const Problem& p, const Strided& x, int64_t b, int64_t h
   return {p.dtype, x, b, h, p.N, width, p.pages, p.page_size};
 }
 
-// Prefetches row `row` + `ahead`.
-TK_INLINE void prefetch_row(const Slice& from, int64_t row, int64_t ahead) {
-  if (from.pages || from.tensor.stride[3] != 1) return;
-  const int64_t size = size_of(from.dtype);
-  const int64_t offset = from.offset(row) + ahead * from.tensor.stride[2];
-  prefetch(from.tensor.data, offset * size, from.width * size);
+// Elements from row `row` to row `row` + `ahead`; 0 for pages that do not have it.
+TK_INLINE int64_t distance_ahead(const Slice& from, int64_t row, int64_t ahead) {
+  if (!from.pages) return ahead * from.tensor.stride[2];
+  return row + ahead < from.length ? from.offset(row + ahead) - from.offset(row) : 0;
 }
 
-// Reads `count` rows from row0 on, `padded` elements each. Rows with !keep(row0 + r) become zero.
-// bfloat16 stays bfloat16 if Stored is.
+// Reads the elements of a row at `offset`. bfloat16 stays bfloat16 if Stored is.
+template <typename Stored>
+TK_INLINE void unpack_row(const Slice& from, int64_t offset, Stored* row) {
+  const int64_t stride = from.tensor.stride[3];
+  if constexpr (std::is_same_v<Stored, BFloat16>) {
+    const Stored* const data = static_cast<const Stored*>(from.tensor.data) + offset;
+    if (stride == 1) {
+      __builtin_memcpy(row, data, static_cast<size_t>(from.width) * sizeof(Stored));
+    } else {
+      for (int64_t c = 0; c < from.width; ++c) row[c] = data[c * stride];
+    }
+  } else {
+    read_row(from.dtype, from.tensor.data, offset, stride, from.width, row);
+  }
+}
+
+// Reads `count` rows from row0 on, `padded` elements each, and prefetches the `count` rows after
+// them. Rows with !keep(row0 + r) become zero.
 template <typename Stored, typename Keep>
 TK_INLINE void unpack_rows(const Slice& from, int64_t row0, int64_t count, int64_t padded,
                            Keep&& keep, Stored* rows) {
-  for (int64_t r = 0; r < count; ++r, rows += padded) {
-    const bool read = row0 + r < from.length && keep(row0 + r);
-    const int64_t valid = read ? from.width : 0, stride = from.tensor.stride[3];
-    if (read) {
-      prefetch_row(from, row0 + r, count);
-      const int64_t offset = from.offset(row0 + r);
-      if constexpr (std::is_same_v<Stored, BFloat16>) {
-        const Stored* row = static_cast<const Stored*>(from.tensor.data) + offset;
-        if (stride == 1) {
-          __builtin_memcpy(rows, row, static_cast<size_t>(valid) * sizeof(Stored));
-        } else {
-          for (int64_t c = 0; c < valid; ++c) rows[c] = row[c * stride];
+  const int64_t size = size_of(from.dtype), end = std::min(row0 + count, from.length);
+  for (int64_t row = row0, run; row < end; row += run) {
+    run = from.contiguous_rows(row, end - row);
+    const int64_t offset = from.offset(row), ahead = distance_ahead(from, row, count);
+    for (int64_t r = 0; r < run; ++r, rows += padded) {
+      const bool read = keep(row + r);
+      if (read) {
+        const int64_t at = offset + r * from.tensor.stride[2];
+        if (from.tensor.stride[3] == 1) {
+          prefetch(from.tensor.data, (at + ahead) * size, from.width * size);
         }
-      } else {
-        read_row(from.dtype, from.tensor.data, offset, stride, valid, rows);
+        unpack_row(from, at, rows);
       }
+      for (int64_t c = read ? from.width : 0; c < padded; ++c) rows[c] = Stored{};
     }
-    for (int64_t c = valid; c < padded; ++c) rows[c] = Stored{};
   }
+  std::fill(rows, rows + std::max<int64_t>(row0 + count - std::max(row0, end), 0) * padded,
+            Stored{});
 }
 
 // True if x holds neither NaN nor a value that rounds to infinity in bfloat16.
@@ -97,25 +110,26 @@ void pack_panel(const PanelLayout& layout, const Slice& from, int64_t row0, Keep
   }
   const bool in_place = Engine::kReadsInPlace && kept == layout.rows &&
                         from.width == layout.width && from.tensor.stride[3] == 1 &&
-                        from.dtype == kDTypeOf<Stored> &&
-                        from.contiguous_rows(row0, layout.rows) == layout.rows;
-  const Stored* rows;
-  int64_t stride = layout.width;
+                        from.dtype == kDTypeOf<Stored> && from.page_size % kRunRows == 0;
+  PanelRows<Stored> rows;
   if (in_place) {
-    rows = static_cast<const Stored*>(from.tensor.data) + from.offset(row0);
-    stride = from.tensor.stride[2];
+    rows = {static_cast<const Stored*>(from.tensor.data), from.tensor.stride[2], true};
+    for (int64_t r = 0; r < layout.rows; r += kRunRows) {
+      rows.offset[r / kRunRows] = from.offset(row0 + r);
+      rows.next[r / kRunRows] = distance_ahead(from, row0 + r, layout.rows);
+    }
   } else {
     Stored* to = Engine::unpack_to(layout, panel, static_cast<Stored*>(scratch));
     unpack_rows(from, row0, layout.rows, layout.width, keep, to);
-    rows = to;
+    rows = {to, layout.width};
   }
   if constexpr (Engine::kSplits) {
     for (int64_t r = 0; r < layout.rows; ++r) {
-      if (all_finite(rows + r * stride, layout.width)) continue;
+      if (all_finite(rows.row(r), layout.width)) continue;
       __atomic_store_n(finite, false, __ATOMIC_RELAXED);
     }
   }
-  Engine::pack(layout, rows, stride, panel);
+  Engine::pack(layout, rows, panel);
 }
 
 }  // namespace tk::cpu::TK_ISA

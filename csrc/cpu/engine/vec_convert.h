@@ -50,6 +50,49 @@ struct ConvertedRow<Float16> {
   }
 };
 
+// An element of an int8 cache that is read beside queries of the compute dtype R.
+template <typename R>
+struct Int8 {
+  int8_t value;
+};
+
+template <typename R>
+struct ConvertedRow<Int8<R>> {
+  using Real = R;
+  static constexpr int kParts = 2;
+
+  TK_INLINE_METHOD static void load(const Int8<R>* from, Vec<Real> (&x)[kParts]) {
+    typedef int8_t Bytes __attribute__((vector_size(kLanes<Real>)));
+#pragma GCC unroll 2
+    for (int part = 0; part < kParts; ++part, from += kLanes<Real>) {
+      Bytes bytes;
+      __builtin_memcpy(&bytes, from, sizeof(bytes));
+      x[part] = widened(bytes);
+    }
+  }
+
+ private:
+  template <typename Bytes>
+  TK_INLINE_METHOD static Vec<Real> widened(Bytes x) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(x) == 16) {
+      return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(reinterpret_cast<__m128i>(x)));
+    }
+#elif defined(__AVX2__)
+    if constexpr (sizeof(x) == 8 && sizeof(Real) == 4) {
+      return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(bit_cast<int64_t>(x))));
+    }
+#endif
+    return __builtin_convertvector(__builtin_convertvector(x, Vec<IntOf<Real>>), Vec<Real>);
+  }
+};
+
+// True if parts are consecutive elements, not every kParts-th one.
+template <typename Storage>
+constexpr bool kInOrder = false;
+template <typename R>
+constexpr bool kInOrder<Int8<R>> = true;
+
 // Elements per load.
 template <typename Storage>
 constexpr int64_t kChunk =

@@ -159,6 +159,16 @@ def attention_decode(variant: Variant, backend: str, *, paged: bool = False) -> 
     return {"q": q, **cache(variant, paged=paged), **options, "backend": backend}
 
 
+def int8(make: Callable[..., Arguments]) -> Callable[[Variant, str], Arguments]:
+    def arguments(variant: Variant, backend: str) -> Arguments:
+        every = make(variant, backend)
+        given = tk.quantize_cache(every["k_cache"], every["v_cache"])
+        scales = {"k_scale": given.k_scale, "v_scale": given.v_scale}
+        return every | {"k_cache": given.k, "v_cache": given.v} | scales
+
+    return arguments
+
+
 def append_to_cache(variant: Variant, backend: str, *, paged: bool = False) -> Arguments:
     shape = (B, variant.H_kv, variant.M, D)
     new = {name: torch.randn(shape, dtype=variant.dtype) for name in "kv"}
@@ -190,7 +200,9 @@ PUBLIC = {
     "attention_decode": Function(tk.attention_decode, attention_decode, SCORES),
     "attention_decode, mask": Function(tk.attention_decode, attention_decode, NOT_FAST),
     "attention_decode, paged": Function(tk.attention_decode, paged(attention_decode), SCORES),
+    "attention_decode, int8": Function(tk.attention_decode, int8(attention_decode), NOT_FAST),
     "append_to_cache": Function(tk.append_to_cache, append_to_cache),
+    "append_to_cache, int8": Function(tk.append_to_cache, int8(append_to_cache)),
     "append_to_cache, paged": Function(tk.append_to_cache, paged(append_to_cache)),
     "explain": Function(tk.explain, attention, SCORES),
     "scaled_dot_product_attention": Function(

@@ -211,6 +211,8 @@ def decode(draw: Draw, backend: str, dtype: str) -> DecodeCase:
     if rarely(draw):
         kinds: tuple[Kind, ...] = ("table",) if backend == "cuda" else ("table", "keys", "both")
         fields["relative"] = _relative(draw, 40, ("bottom_right",), kinds)
+    if backend != "cuda" and "relative" not in fields:
+        fields["int8"] = draw(st.booleans())
     cache_seqlens = draw(st.lists(length, min_size=1, max_size=4).map(tuple))
     index = pick(draw, *_INDICES)
     if rarely(draw):

@@ -28,12 +28,16 @@ class CpuBackend(FusedBackend):
     """All four dtypes on any CPU. The instruction set is selected at run time."""
 
     name = "cpu"
+    reads_packed_pages = True
 
     def unavailable_reason(self) -> str | None:
         return extension.unavailable_reason()
 
     def unsupported_reasons(self, problem: Problem) -> list[str]:
-        return reasons_against(problem.shape.device)
+        reasons = reasons_against(problem.shape.device)
+        if problem.layout.k_scale is not None and problem.scores.relative_keys is not None:
+            reasons.append("relative_keys with an int8 cache: the reference backend supports them")
+        return reasons
 
     def backward(
         self,

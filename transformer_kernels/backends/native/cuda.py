@@ -33,6 +33,8 @@ class CudaBackend(FusedBackend):
             reasons.append(
                 "relative_keys with a cache: the cpu and reference backends support them"
             )
+        if problem.layout.k_scale is not None:
+            reasons.append("int8 caches: the cpu and reference backends support them")
         if problem.mask.selected is not None:
             reasons.append("Mask.selected: the cpu, triton and reference backends support it")
         return reasons

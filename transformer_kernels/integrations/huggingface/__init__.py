@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from ...common.argument_checks import check_bool
 from ...common.optional_deps import require
 from ...dispatch import division
@@ -17,7 +19,20 @@ from .mask import create_mask
 from .models import NAME, check_requests
 from .structure import recognised
 
-__all__ = ["NAME", "register"]
+if TYPE_CHECKING:
+    from .int8_cache import Int8Cache
+
+__all__ = ["NAME", "Int8Cache", "register"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports `Int8Cache` when it is used: it is a class of transformers."""
+    if name != "Int8Cache":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require("transformers", extra="huggingface")
+    from .int8_cache import Int8Cache
+
+    return Int8Cache
 
 
 def register(*, linear_layers: bool | None = None) -> None:

@@ -12,6 +12,7 @@ from ...dispatch.division import check_undivided
 from ...functional.attention import attention
 from ...masks.mask import Mask
 from .divided import current_division, divided_documents
+from .int8_states import Int8States, attention_to_int8
 from .lazy_mask import LazyMask
 from .models import is_passed_by
 from .packing import mask_of_lengths, mask_of_positions
@@ -121,10 +122,11 @@ def attention_forward(
         "mask": mask, "bias": bias, "scale": scaling, "softcap": softcap,
         "dropout_p": float(dropout), "sinks": s_aux,
     }  # fmt: skip
+    attend: Any = attention_to_int8 if isinstance(key, Int8States) else attention
     if sinks is None:
-        o = attention(query, key, value, **options)
+        o = attend(query, key, value, **options)
     else:  # a sink takes its share of the softmax: exp(lse) / (exp(lse) + exp(sink)) remains
-        o, lse = attention(query, key, value, **options, return_lse=True)
+        o, lse = attend(query, key, value, **options, return_lse=True)
         o = o * torch.sigmoid(lse[..., None] - sinks).to(o.dtype)
     return o.transpose(1, 2).contiguous(), None
 
