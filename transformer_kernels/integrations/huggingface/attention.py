@@ -122,13 +122,18 @@ def attention_forward(
         "mask": mask, "bias": bias, "scale": scaling, "softcap": softcap,
         "dropout_p": float(dropout), "sinks": s_aux,
     }  # fmt: skip
-    attend: Any = attention_to_int8 if isinstance(key, Int8States) else attention
     if sinks is None:
-        o = attend(query, key, value, **options)
+        o = _attend(query, key, value, **options)
     else:  # a sink takes its share of the softmax: exp(lse) / (exp(lse) + exp(sink)) remains
-        o, lse = attend(query, key, value, **options, return_lse=True)
+        o, lse = _attend(query, key, value, **options, return_lse=True)
         o = o * torch.sigmoid(lse[..., None] - sinks).to(o.dtype)
     return o.transpose(1, 2).contiguous(), None
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+    if isinstance(key, Int8States) and isinstance(value, Int8States):
+        return attention_to_int8(query, key, value, **options)
+    return attention(query, key, value, **options)
 
 
 def _check_has_no_effect(module: nn.Module, name: str, argument: object) -> None:
