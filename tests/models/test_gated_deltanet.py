@@ -78,6 +78,7 @@ def by_definition(attention: GatedDeltaRuleAttention, x: Tensor) -> Tensor:
     return torch.cat(heads, dim=-1) @ attention.out_proj.weight.T
 
 
+@pytest.mark.exhaustive
 @every_implementation
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("T", [1, 3, 70])
@@ -92,6 +93,7 @@ def test_layer_equals_its_definition(
     assert_same_function(y, expected)
 
 
+@pytest.mark.exhaustive
 @every_implementation
 @pytest.mark.parametrize("counts", [[70], [1] * 20, [2, 1, 66, 1]], ids=str)
 def test_parts_with_a_state_equal_the_whole(
@@ -189,6 +191,7 @@ def test_rates_and_time_steps_start_in_their_ranges() -> None:
 # The model
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("every", "attentions"), [(4, (3, 7)), (3, (2, 5)), (1, tuple(range(8))), (0, ()), (9, ())]
 )

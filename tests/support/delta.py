@@ -155,8 +155,11 @@ class DeltaCase(AnyCase):
                 outputs.append(call(*rows, state, **options))
         return {"o": torch.cat(outputs, dim=2), "S_end": state}
 
-    def by_loop(self, x: DeltaInputs, rounded: torch.dtype) -> Outputs:
-        """The definition, of each sequence alone, with the operands of products in `rounded`."""
+    def by_loop(self, x: DeltaInputs, rounded: torch.dtype, unit: float = 1.0) -> Outputs:
+        """The definition, of each sequence alone, with the operands of products in `rounded`.
+
+        Values and states are counted in a unit, which changes nothing but rounding errors.
+        """
         parts: list[tuple[tuple[Tensor, ...], Tensor | None]] = []
         if not self.packed:
             parts.append((tuple(t for t in x[:5] if t is not None), x.S))
@@ -167,7 +170,10 @@ class DeltaCase(AnyCase):
         results = []
         for (q, k, v, *gates), S in parts:
             decay = gates[0] if len(gates) == 2 else torch.zeros_like(gates[-1])
-            results.append(recurrence((q, k, v, decay, gates[-1]), S, scale, self.l2norm, rounded))
+            S = None if S is None else S / unit
+            inputs = q, k, v / unit, decay, gates[-1]
+            o, end = recurrence(inputs, S, scale, self.l2norm, rounded)
+            results.append((o * unit, end * unit))
         o = torch.cat([one for one, _ in results], dim=2)
         end = torch.cat([one for _, one in results])
         if self.packed:
@@ -268,9 +274,11 @@ def with_gradients(x: DeltaInputs, o: Tensor, S: Tensor) -> Outputs:
 
 @functools.cache
 def _expected(case: DeltaCase, dtype: torch.dtype) -> Expected:
+    """In float64 the plain results tell the rounding errors of the exact ones: identical keys make
+    them 40 times as large as those of the kernels."""
     x = case.inputs(dtype)
     exact = case.by_loop(x.to(torch.float64), torch.float64)
-    return Expected(exact, case.by_loop(x, dtype))
+    return Expected(exact, case.by_loop(x, dtype, 3.0 if dtype == torch.float64 else 1.0))
 
 
 _PACKED = (70, 0, 17, 1, 64)

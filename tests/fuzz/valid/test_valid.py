@@ -92,6 +92,12 @@ CALLS = (
         dtype="bfloat16",
     ),
     Valid(case=Case(M=5, N=70, H_q=3, H_kv=1, mask=EVERY_MASK[5:]), dtype="float64"),
+    Valid(  # identical keys
+        case=DeltaCase(
+            B=1, H_k=1, H_v=1, T=0, D=16, packed=(0, 0, 112), gate="none", layout="expanded"
+        ),
+        dtype="float64",
+    ),
 )
 
 

@@ -122,6 +122,9 @@ def test_prompts_are_exact_and_storage_grows_by_an_eighth() -> None:
     layer = first_layer()
     k, v = torch.randn(2, 3, 80, 16), torch.randn(2, 3, 80, 24)
     assert layer.get_seq_length() == 0
+    with pytest.raises(ValueError, match="v must be finite"):
+        layer.update(k, v / 0)
+    assert layer.get_seq_length() == 0
     assert layer.update(k, v) == (k, v)
     stored = quantize_cache(k, v)
     for one, expected in zip(layer._stored, stored, strict=True):

@@ -48,8 +48,8 @@ class Int8Layer(DynamicLayer):  # type: ignore[no-untyped-call]
             raise ValueError("an Int8Cache is for inference: call the model under torch.no_grad()")
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        new = quantize_cache(key_states, value_states)  # may raise: nothing is changed before
         first, self._length = self._length, self._length + key_states.shape[2]
-        new = quantize_cache(key_states, value_states)
         missing = self._length - self._stored.k_scale.shape[2]
         if missing > 0:
             self._change(lambda x: _longer(x, max(missing, first // _MOST_SPARE)))
