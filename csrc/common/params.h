@@ -86,8 +86,8 @@ struct Problem {
   // With scales k and v are int8, and key j of head h is k_scale[b, h, j] k[b, h, j]. CPU only.
   bool is_int8 = false;
   Strided k_scale, v_scale;  // (B, H_kv, N) float32, paged like k and v
-  bool* scales_are_valid =
-      nullptr;  // set to false by a scale in use that is negative or not finite
+  // Set to false by a scale in use that is negative or not finite.
+  bool* scales_are_valid = nullptr;
   // Paged cache, for one sequence: key j is in page pages[j / page_size], which replaces the batch
   // index of k and v. Null = k and v are contiguous.
   const int32_t* pages = nullptr;

@@ -16,15 +16,13 @@ from transformer_kernels.integrations.huggingface import NAME
 PAGE = (ROOT / "docs" / "drop-in.md").read_text(encoding="utf-8")
 SECTIONS = {text.partition("\n")[0]: text for text in PAGE.split("\n## ")[1:]}
 HUGGINGFACE, PACKED = "HuggingFace transformers", "Packed training"
-HYBRID = "Hybrid models"
+HYBRID, INT8 = "Hybrid models", "Caches in int8"
 HUB = "Kernels of HuggingFace's hub"
 """Sections with examples of models; integrations/hub/test_models.py runs the second one."""
 MARKS = {
     "Sequences of different lengths": needs_varlen,
     # `make test` does not install transformers
-    HUGGINGFACE: pytest.mark.exhaustive,
-    PACKED: pytest.mark.exhaustive,
-    HYBRID: pytest.mark.exhaustive,
+    **dict.fromkeys((HUGGINGFACE, PACKED, HYBRID, INT8), pytest.mark.exhaustive),
 }
 
 
@@ -33,7 +31,7 @@ MARKS = {
 )
 def test_example(section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    needs_transformers = section in (HUGGINGFACE, PACKED, HYBRID)
+    needs_transformers = section in (HUGGINGFACE, PACKED, HYBRID, INT8)
     if needs_transformers:
         transformers()
     (code,) = re.findall(r"```python\n(.*?)```", SECTIONS[section], re.DOTALL)

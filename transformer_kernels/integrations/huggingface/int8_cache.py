@@ -111,7 +111,7 @@ class Int8Cache(DynamicCache):
     >>> model.generate(**inputs, past_key_values=cache)
 
     A prompt attends to its own exact keys; later tokens read int8 in place (`attention_decode`,
-    `quantize_cache`). The cache takes 0.53 of the memory of bfloat16 for heads of 128. Layers with
+    `quantize_cache`). The cache takes 0.52 of the memory of bfloat16 for heads of 128. Layers with
     a sliding window or a recurrent state keep their own dtype.
 
     For inference, on CPUs. Masks may have windows and padding on one side; a model that adds a bias
