@@ -5,6 +5,8 @@ every touched allocation: torch's allocator, workspaces of kernels and buffers o
 counter inside torch would miss the last two. Memory in use before, such as the inputs, is not
 counted. Free memory cached by the C library and by our kernels is first returned to the system, so
 that its reuse counts too. The resolution is a page; Python itself adds noise of a few hundred KiB.
+In a process that has allocated and freed much, a block can lie in a gap of the heap. It then stays
+resident when it is freed, and counts on: exact figures need a new process.
 
 On a CUDA device every measured library allocates from torch's allocator.
 """
