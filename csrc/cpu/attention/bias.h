@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cpu/attention/score_tile.h"
+#include "cpu/engine/prefetch.h"
 #include "cpu/engine/vec_convert.h"
 
 namespace tk::cpu::TK_ISA {
@@ -34,7 +35,7 @@ struct BiasPrefetch {
 
   TK_INLINE_METHOD void prefetch_row(int64_t row) const {
     if (row >= rows) return;
-    for (int64_t n = 0; n < bytes; n += 64) __builtin_prefetch(data + row * stride + n, 0, 2);
+    for (int64_t n = 0; n < bytes; n += kLineBytes) prefetch_to_l2(data + row * stride, n);
   }
 };
 

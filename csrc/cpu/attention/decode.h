@@ -28,7 +28,7 @@
 
 namespace tk::cpu::TK_ISA {
 
-constexpr int64_t kPrefetchRows = 16;  // prefetch distance in rows
+constexpr int64_t kPrefetchRows = 32;  // prefetch distance in rows
 
 // True if all keys of the block may be read.
 TK_INLINE bool all_live(const LiveKeys& keys, const Block& block) {

@@ -63,7 +63,7 @@ void multiply_rows(Rows<Storage> k, int64_t keys, const Real* q, int64_t width, 
         for (int m = m0; m < m0 + kStep; ++m) {
           const Storage* from = k.row(r + m) + d;
           Vec<Real> key[kParts];
-          prefetch(from, ahead);
+          prefetch_to_l2(from, ahead);
           ConvertedRow<Storage>::load(from, key);
 #pragma GCC unroll 4
           for (int n = 0; n < kQueries; ++n) {
@@ -99,7 +99,7 @@ TK_INLINE void add_columns(Rows<Storage> v, int64_t keys, const Real* weights, i
 #pragma GCC unroll 8
       for (int c = 0; c < kChunks; ++c) {
         const Storage* from = v.row(r) + c * kChunk<Storage>;
-        prefetch(from, ahead);
+        prefetch_to_l2(from, ahead);
         ConvertedRow<Storage>::load(from, value[c]);
       }
 #pragma GCC unroll 4
