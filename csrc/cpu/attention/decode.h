@@ -148,55 +148,53 @@ TK_INLINE Real exponentiate(Real* s, int64_t keys, Real u, Real& m, Real& l) {
   return factor[0];
 }
 
-// Applies mask and score options, in the transposed layout (a query in each lane).
+// Applies mask and score options, in the transposed layout (a query in each lane). `slope` as in
+// finish_scores, in that layout too.
 template <typename Real>
-void finish_transposed(const ForwardParams& p, const Block& block, const DecodeScratch<Real>& t) {
-  transpose_tile<kDecodeLanes, kBlock>(t.s, t.transposed);
-  finish_scores<Real, kDecodeLanes>(p, block, t.transposed, nullptr);
-  transpose_tile<kBlock, kDecodeLanes>(t.transposed, t.s);
+void finish_transposed(const Problem& p, const Block& block, Real* s, Real* transposed,
+                       Real* slope = nullptr) {
+  transpose_tile<kDecodeLanes, kBlock>(s, transposed);
+  finish_scores<Real, kDecodeLanes>(p, block, transposed, slope);
+  transpose_tile<kBlock, kDecodeLanes>(transposed, s);
 }
 
-// s = q k^T, times the scales of an int8 cache.
+// s (lanes x kBlock) = rows x^T for a block of x, which is k or v; rows: (lanes, width).
 template <typename Storage, typename Real>
-void compute_scores(const DecodeHead& at, const DecodeWorkspace<Real>& w,
-                    const DecodeScratch<Real>& t, const Block& block, int64_t tile, bool readable) {
-  const ForwardParams& p = at.p;
-  const Real* const q = t.q + tile * w.rows * w.k_width;
-  const auto multiply = [&](int64_t r, const Rows<Storage>& k, int64_t keys) {
-    for_each_lanes<Real>(block.queries, [&](int64_t lane, auto queries) {
-      multiply_rows<queries()>(k, keys, q + lane * w.k_width, w.k_width, t.s + lane * kBlock + r,
-                               kBlock);
-    });
-  };
-  for_each_run<Storage>(at, keys_of(p, p.k, at.b, at.head, p.D), block, readable, w.k_width, t.copy,
-                        multiply);
-  if (p.is_int8) apply_scales(at, keys_of(p, p.k_scale, at.b, at.head, 1), block, readable, t);
+void multiply_block(const DecodeHead& at, const Slice& x, const Block& block, bool readable,
+                    const Real* rows, int64_t width, char* copy, Real* s) {
+  for_each_run<Storage>(at, x, block, readable, width, copy,
+                        [&](int64_t r, const Rows<Storage>& run, int64_t keys) {
+                          for_each_lanes<Real>(block.queries, [&](int64_t lane, auto queries) {
+                            multiply_rows<queries()>(run, keys, rows + lane * width, width,
+                                                     s + lane * kBlock + r, kBlock);
+                          });
+                        });
 }
 
-// o += the weights in s, times the scales of an int8 cache, times v.
+// sums (lanes, width) += weights x for a block of x; weights: (lanes x kBlock).
 template <typename Storage, typename Real>
-void add_values(const DecodeHead& at, const DecodeWorkspace<Real>& w, const DecodeScratch<Real>& t,
-                const Block& block, bool readable, Real* o) {
-  const ForwardParams& p = at.p;
-  if (p.is_int8) apply_scales(at, keys_of(p, p.v_scale, at.b, at.head, 1), block, readable, t);
-  const auto add = [&](int64_t r, const Rows<Storage>& v, int64_t keys) {
-    for_each_lanes<Real>(block.queries, [&](int64_t lane, auto queries) {
-      add_rows<queries()>(v, keys, t.s + lane * kBlock + r, kBlock, o + lane * w.v_width, w.v_width,
-                          w.v_width);
-    });
-  };
-  for_each_run<Storage>(at, keys_of(p, p.v, at.b, at.head, p.D_v), block, readable, w.v_width,
-                        t.copy, add);
+void add_block(const DecodeHead& at, const Slice& x, const Block& block, bool readable,
+               const Real* weights, int64_t width, char* copy, Real* sums) {
+  for_each_run<Storage>(at, x, block, readable, width, copy,
+                        [&](int64_t r, const Rows<Storage>& run, int64_t keys) {
+                          for_each_lanes<Real>(block.queries, [&](int64_t lane, auto queries) {
+                            add_rows<queries()>(run, keys, weights + lane * kBlock + r, kBlock,
+                                                sums + lane * width, width, width);
+                          });
+                        });
 }
 
 template <typename Storage, typename Real>
 void decode_block(const DecodeHead& at, const DecodeWorkspace<Real>& w,
                   const DecodeScratch<Real>& t, const Block& block, int64_t tile,
                   const Partial<Real>& sums) {
-  const ForwardParams& p = at.p;
+  const Problem& p = at.p;
   const bool readable = all_live(at.is_live, block);
-  compute_scores<Storage>(at, w, t, block, tile, readable);
-  if (needs_finishing(p, block)) finish_transposed(p, block, t);
+  const Slice k = keys_of(p, p.k, at.b, at.head, p.D), v = keys_of(p, p.v, at.b, at.head, p.D_v);
+  multiply_block<Storage>(at, k, block, readable, t.q + tile * w.rows * w.k_width, w.k_width,
+                          t.copy, t.s);
+  if (p.is_int8) apply_scales(at, keys_of(p, p.k_scale, at.b, at.head, 1), block, readable, t);
+  if (needs_finishing(p, block)) finish_transposed(p, block, t.s, t.transposed);
 
   const Real u = score_unit<Real>(p).log2;
   for (int64_t lane = 0; lane < block.queries; ++lane) {
@@ -214,7 +212,8 @@ void decode_block(const DecodeHead& at, const DecodeWorkspace<Real>& w,
       }
     }
   }
-  add_values<Storage>(at, w, t, block, readable, sums.o);
+  if (p.is_int8) apply_scales(at, keys_of(p, p.v_scale, at.b, at.head, 1), block, readable, t);
+  add_block<Storage>(at, v, block, readable, t.s, w.v_width, t.copy, sums.o);
 }
 
 // Combines the partial results of two sets of keys into `sums`: docs/attention.md, section 5.
@@ -238,9 +237,8 @@ void combine(const DecodeWorkspace<Real>& w, int64_t lanes, Real u, const Partia
 
 // Combines the splits and writes o and lse of one tile of queries.
 template <typename Storage, typename Real>
-void finish_tile(const DecodeHead& at, const DecodeWorkspace<Real>& w, const LaneTile& tile,
-                 Real* row) {
-  const ForwardParams& p = at.p;
+void finish_tile(const ForwardParams& p, const DecodeHead& at, const DecodeWorkspace<Real>& w,
+                 const LaneTile& tile, Real* row) {
   const int64_t first = w.first_split[at.sequence], last = w.first_split[at.sequence + 1];
   const Partial<Real> sums = w.partial(first, at.head, tile.n);
   const ScoreUnit<Real> unit = score_unit<Real>(p);
@@ -288,9 +286,8 @@ void read_queries(const DecodeHead& at, const DecodeWorkspace<Real>& w, const La
 }
 
 template <typename Query, typename Storage, typename Real>
-void decode_split(const DecodeHead& at, const DecodeWorkspace<Real>& w,
+void decode_split(const ForwardParams& p, const DecodeHead& at, const DecodeWorkspace<Real>& w,
                   const DecodeScratch<Real>& t, int64_t split) {
-  const ForwardParams& p = at.p;
   for_each_tile(at, w.tiles, [&](const LaneTile& tile) {
     const Partial<Real> sums = w.partial(split, at.head, tile.n);
     sums.state->clear();
@@ -313,7 +310,7 @@ void decode_split(const DecodeHead& at, const DecodeWorkspace<Real>& w,
   int64_t* const unfinished = w.unfinished + at.sequence * w.heads + at.head;
   if (__atomic_sub_fetch(unfinished, 1, __ATOMIC_ACQ_REL) != 0) return;
   for_each_tile(at, w.tiles,
-                [&](const LaneTile& tile) { finish_tile<Storage>(at, w, tile, t.row); });
+                [&](const LaneTile& tile) { finish_tile<Storage>(p, at, w, tile, t.row); });
 }
 
 template <typename Query, typename Storage>
@@ -332,7 +329,7 @@ void decode(const Sequences& all, const Workers& workers, Arena arena) {
     const LiveKeys is_live{visible_key_range(p, b), live_keys_of(p, b, head)};
     const DecodeHead at{p, n, b, head, head * (p.H_q / p.H_kv), is_live};
     Arena own{w.scratch + static_cast<size_t>(worker) * w.scratch_bytes};
-    decode_split<Query, Storage>(at, w, lay_out_scratch(p, w, own), split);
+    decode_split<Query, Storage>(p, at, w, lay_out_scratch(p, w, own), split);
   });
 }
 

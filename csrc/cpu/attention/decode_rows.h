@@ -126,6 +126,34 @@ TK_INLINE void add_columns(Rows<Storage> v, int64_t keys, const Real* weights, i
   }
 }
 
+// out[r] = sum over n of weights[n][r] rows[n] for `keys` keys, or added to out; leading dimensions
+// ldw, and `width` (a multiple of kLanes) of rows and out.
+template <int kQueries, typename Real>
+void multiply_outer(const Real* weights, int64_t ldw, const Real* rows, int64_t width, int64_t keys,
+                    bool adds, Real* out) {
+  constexpr int W = kLanes<Real>, kSums = kVectorBytes == 64 ? 16 : 8;
+  constexpr int kVectors = kSums / kQueries < 8 ? kSums / kQueries : 8;
+  const auto strip = [&](int64_t c, auto vectors) {
+    Vec<Real> row[kQueries][vectors()];
+    for (int n = 0; n < kQueries; ++n) {
+      for (int m = 0; m < vectors(); ++m) row[n][m] = load(rows + n * width + c + m * W);
+    }
+    for (int64_t r = 0; r < keys; ++r) {
+      Real* const to = out + r * width + c;
+      for (int m = 0; m < vectors(); ++m) {
+        Vec<Real> sum = adds ? load(to + m * W) : Vec<Real>{};
+        for (int n = 0; n < kQueries; ++n) sum += weights[n * ldw + r] * row[n][m];
+        store(to + m * W, sum);
+      }
+    }
+  };
+  int64_t c = 0;
+  for (; c + kVectors * W <= width; c += kVectors * W) {
+    strip(c, std::integral_constant<int, kVectors>());
+  }
+  for (; c < width; c += W) strip(c, std::integral_constant<int, 1>());
+}
+
 // o (kQueries x width) += weights v, with leading dimensions ldw and ldo. keys is a multiple of
 // kRows, few enough for v to be in L1 when the next columns are read.
 template <int kQueries, typename Storage, typename Real>

@@ -102,7 +102,7 @@ struct DecodeWorkspace {
 
 // One key head of one sequence.
 struct DecodeHead {
-  const ForwardParams& p;
+  const Problem& p;
   int64_t sequence, b, head;
   int64_t q_head;  // the first query head that shares it
   LiveKeys is_live;

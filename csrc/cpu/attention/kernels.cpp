@@ -10,9 +10,8 @@
 #include <cmath>
 
 #include "common/workspace.h"
-#include "cpu/attention/backward.h"
+#include "cpu/attention/backward_rows.h"
 #include "cpu/attention/block_mask.h"
-#include "cpu/attention/decode.h"
 #include "cpu/attention/forward.h"
 #include "cpu/engine/engines.h"
 
@@ -86,10 +85,6 @@ size_t forward_workspace(const ForwardParams& p, const Workers& workers) {
   return is_decoding(p) ? decode_workspace({&p, p.B, true}, workers) : packed_workspace(p, workers);
 }
 
-// Decoding sums the products q k^T in another order than the backward pass. The difference is a
-// relative error of the weights there, of several ulp times lse.
-constexpr double kLargestDecodedLse = 128;
-
 // `head` counts over the batch.
 template <typename Real>
 bool has_large_lse(const ForwardParams& p, int64_t head) {
@@ -123,6 +118,7 @@ void run_forward(const ForwardParams& p, const Workers& workers, void* memory) {
 }
 
 size_t backward_workspace(const BackwardParams& p, const Workers& workers) {
+  if (has_few_queries(p)) return few_queries_workspace(p, workers);
   return workspace(p, [&](auto engine) {
     Arena arena;
     const auto w = lay_out_backward<decltype(engine)>(p, workers.count, arena);
@@ -132,9 +128,9 @@ size_t backward_workspace(const BackwardParams& p, const Workers& workers) {
 }
 
 void run_backward(const BackwardParams& p, const Workers& workers, void* memory) {
-  with_engine(p, [&](auto engine) {
-    return backward<decltype(engine)>(p, workers, Arena{static_cast<char*>(memory)});
-  });
+  const Arena arena{static_cast<char*>(memory)};
+  if (has_few_queries(p)) return backward_few_queries(p, workers, arena);
+  with_engine(p, [&](auto engine) { return backward<decltype(engine)>(p, workers, arena); });
 }
 
 bool decodes(const Problem& p) { return is_decoding(p); }
