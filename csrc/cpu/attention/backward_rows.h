@@ -20,20 +20,9 @@
 
 namespace tk::cpu::TK_ISA {
 
-// Decoding sums q k^T in another order than the packed forward pass, which repeats heads with a
-// larger lse. The difference is a relative error of the weights, of several ulp times lse.
-constexpr double kLargestDecodedLse = 128;
-
-// True if the queries of a key head are one tile of lanes, and no option needs a tile of ds.
-TK_INLINE bool has_few_queries(const BackwardParams& p) {
-  if (p.M == 0 || p.N == 0 || p.dbias.data || p.distance_sums || p.score.relative_keys)
-    return false;
-  return lane_tiles(p).count == 1;
-}
-
 template <typename Real>
 struct FewQueriesWorkspace {
-  LaneTile tile;
+  int64_t lanes;
   int64_t rows;  // of q, do and dq: the lanes, rounded up to the unit of computation
   int64_t k_width, v_width;
   int64_t splits;       // of one key head
@@ -88,8 +77,8 @@ template <typename Storage, typename Real = typename ConvertedRow<Storage>::Real
 FewQueriesWorkspace<Real> lay_out_few_queries(const BackwardParams& p, int64_t workers,
                                               Arena& arena) {
   FewQueriesWorkspace<Real> w;
-  w.tile = {0, 0, 0, p.H_q / p.H_kv * p.M};
-  for_each_lanes<Real>(w.tile.lanes, [&](int64_t lane, auto count) { w.rows = lane + count(); });
+  w.lanes = p.H_q / p.H_kv * p.M;
+  for_each_lanes<Real>(w.lanes, [&](int64_t lane, auto count) { w.rows = lane + count(); });
   w.k_width = round_up(p.D, kChunk<Storage>);
   w.v_width = round_up(p.D_v, kChunk<Storage>);
   w.splits = round_up(p.N, kSplitKeys) / kSplitKeys;
@@ -128,7 +117,7 @@ void read_few_queries(const BackwardParams& p, const DecodeHead& at,
     return static_cast<const Real*>(of)[(at.b * p.H_q + h) * p.lse_stride + i];
   };
   const auto keep = [&](int64_t lane) {
-    return lane < w.tile.lanes && statistic(p.lse, lane) != -kInfinity;
+    return lane < w.lanes && statistic(p.lse, lane) != -kInfinity;
   };
   read_lanes<Storage>(at, p.q, w.rows, p.D, w.k_width, keep, t.copy, t.q, t.plain_q);
   Real *const o = t.gradient, *const plain_o = o + w.rows * w.v_width;
@@ -156,50 +145,6 @@ void few_scores(const BackwardParams& p, const DecodeHead& at, const FewQueriesW
   if (!needs_finishing(p, block)) return;
   finish_transposed(p, block, t.s, t.transposed, is_capped(p) ? t.transposed_slope : nullptr);
   if (is_capped(p)) transpose_tile<kBlock, kDecodeLanes>(t.transposed_slope, t.slope);
-}
-
-// visit(block, readable) for the visible blocks from key `first` to `last`, hidden(j0) for others.
-template <typename Visit, typename Hidden>
-TK_INLINE void for_each_block(const DecodeHead& at, const LaneTile& tile, int64_t first,
-                              int64_t last, Visit&& visit, Hidden&& hidden) {
-  for (int64_t j0 = first; j0 < last; j0 += kBlock) {
-    Block block{at.b, at.q_head, 0, j0, tile.lanes, at.p.M, 0, 0, {}, {}};
-    clip_to_visible(at.p, block);
-    block.keys += std::exchange(block.first, 0);  // rows are read from the start of the block
-    if (block.visible == Visible::kEmpty) {
-      hidden(j0);
-    } else {
-      visit(block, all_live(at.is_live, block));
-    }
-  }
-}
-
-// Replaces a large lse by that of the scores as they are summed here.
-template <typename Storage, typename Real>
-void correct_large_lse(const BackwardParams& p, const DecodeHead& at,
-                       const FewQueriesWorkspace<Real>& w, const FewQueriesScratch<Real>& t) {
-  const auto is_large = [&](int64_t lane) {
-    return std::abs(t.lse[lane]) > kLargestDecodedLse && t.lse[lane] < -kHidden<Real>;
-  };
-  bool any_large = false;
-  for (int64_t lane = 0; lane < w.tile.lanes; ++lane) any_large |= is_large(lane);
-  if (!any_large) return;
-  const ScoreUnit<Real> unit = score_unit<Real>(p);
-  SoftmaxState<Real, kDecodeLanes> state;
-  state.clear();
-  const auto add = [&](const Block& block, bool readable) {
-    few_scores<Storage>(p, at, w, t, block, readable);
-    for (int64_t lane = 0; lane < w.tile.lanes; ++lane) {
-      exponentiate(t.s + lane * kBlock, block.keys, unit.log2, state.m[lane], state.l[lane]);
-    }
-  };
-  for_each_block(at, w.tile, 0, p.N, add, [](int64_t) {});
-  for (int64_t lane = 0; lane < w.tile.lanes; ++lane) {
-    if (!is_large(lane)) continue;
-    const LogSumExp<Real> x(broadcast(state.m[lane]), broadcast(state.l[lane]), Vec<Real>{}, unit);
-    t.lse[lane] = x.lse[0];
-    t.lse_rest[lane] = x.rest[0];
-  }
 }
 
 // s becomes the weights after dropout, dp the gradient of the scaled products. Both are 0 in the
@@ -255,7 +200,7 @@ void write_few_dq(const BackwardParams& p, const DecodeHead& at, const FewQuerie
     const Real* const other = w.dq_of(head, split);
     for (int64_t c = 0; c < w.rows * w.k_width; ++c) dq[c] += other[c];
   }
-  for (int64_t lane = 0; lane < w.tile.lanes; ++lane) {
+  for (int64_t lane = 0; lane < w.lanes; ++lane) {
     const Real* const from = dq + lane * w.k_width;
     for (int64_t c = 0; c < p.D; ++c) row[c] = from[converted_index<Storage>(c)];
     const int64_t offset = row_offset(p.dq, at.b, at.q_head + lane / p.M, lane % p.M);
@@ -273,10 +218,19 @@ void few_queries_split(const BackwardParams& p, const FewQueriesWorkspace<Real>&
   const DecodeHead at{p, 0, b, h, h * (p.H_q / p.H_kv), is_live};
   const Slice k = keys_of(p, p.k, b, h, p.D), v = keys_of(p, p.v, b, h, p.D_v);
   read_few_queries<Storage>(p, at, w, t);
-  correct_large_lse<Storage>(p, at, w, t);
   Real* const dq = w.dq_of(head, split);
   clear(dq, w.rows * w.k_width);
-  const auto compute = [&](const Block& block, bool readable) {
+  const int64_t first = split * kSplitKeys, last = std::min(first + kSplitKeys, p.N);
+  for (int64_t j0 = first; j0 < last; j0 += kBlock) {
+    Block block{b, at.q_head, 0, j0, w.lanes, p.M, 0, 0, {}, {}};
+    clip_to_visible(p, block);
+    block.keys += std::exchange(block.first, 0);  // rows are read from the start of the block
+    if (block.visible == Visible::kEmpty) {
+      clear_rows(p.dtype, p.dk, b, h, j0, std::min(p.N - j0, kBlock), p.D);
+      clear_rows(p.dtype, p.dv, b, h, j0, std::min(p.N - j0, kBlock), p.D_v);
+      continue;
+    }
+    const bool readable = all_live(is_live, block);
     few_scores<Storage>(p, at, w, t, block, readable);
     multiply_block<Storage>(at, v, block, readable, t.d_o, w.v_width, t.copy, t.dp);
     few_gradients(p, w, t, block);
@@ -285,14 +239,7 @@ void few_queries_split(const BackwardParams& p, const FewQueriesWorkspace<Real>&
                         static_cast<Real>(p.score.scale), t.gradient, p.dk);
     write_few_gradients(p, at, block, t.s, t.plain_do, p.D_v, w.v_width, keep_factor<Real>(p),
                         t.gradient, p.dv);
-  };
-  const auto hidden = [&](int64_t j0) {
-    const int64_t keys = std::min(p.N - j0, kBlock);
-    clear_rows(p.dtype, p.dk, b, h, j0, keys, p.D);
-    clear_rows(p.dtype, p.dv, b, h, j0, keys, p.D_v);
-  };
-  const int64_t first = split * kSplitKeys;
-  for_each_block(at, w.tile, first, std::min(first + kSplitKeys, p.N), compute, hidden);
+  }
   // The worker that finishes the last split of a head adds its splits.
   if (__atomic_sub_fetch(w.unfinished + head, 1, __ATOMIC_ACQ_REL) != 0) return;
   write_few_dq<Storage>(p, at, w, head, t.gradient);

@@ -61,6 +61,13 @@ TK_INLINE LaneTiles lane_tiles(const Problem& p) {
   return {heads, p.M, 1, ceil_div(group, heads)};
 }
 
+// True if the backward pass sums scores as decoding does (backward_rows.h): the queries of a key
+// head are one tile, and no option has a gradient.
+TK_INLINE bool decodes_backward(const Problem& p) {
+  const bool has_table = p.score.bias.data || p.score.relative_bias;
+  return is_decoding(p) && p.N > 0 && !has_table && lane_tiles(p).count == 1;
+}
+
 // Keys of a split. Those of many queries are longer, or the partial results would outgrow the keys.
 TK_INLINE int64_t split_keys(const LaneTiles& tiles) {
   constexpr int64_t kTiles = 8;

@@ -85,6 +85,10 @@ size_t forward_workspace(const ForwardParams& p, const Workers& workers) {
   return is_decoding(p) ? decode_workspace({&p, p.B, true}, workers) : packed_workspace(p, workers);
 }
 
+// Decoding sums the products q k^T in another order than the packed backward pass. The difference
+// is a relative error of the weights there, of several ulp times lse.
+constexpr double kLargestDecodedLse = 128;
+
 // `head` counts over the batch.
 template <typename Real>
 bool has_large_lse(const ForwardParams& p, int64_t head) {
@@ -113,12 +117,13 @@ void repeat_large_heads(const ForwardParams& p, const Workers& workers) {
 void run_forward(const ForwardParams& p, const Workers& workers, void* memory) {
   if (!is_decoding(p)) return run_packed(p, workers, memory);
   run_decode({&p, p.B, true}, workers, Arena{static_cast<char*>(memory)});
+  if (decodes_backward(p)) return;
   p.dtype == DType::kFloat64 ? repeat_large_heads<double>(p, workers)
                              : repeat_large_heads<float>(p, workers);
 }
 
 size_t backward_workspace(const BackwardParams& p, const Workers& workers) {
-  if (has_few_queries(p)) return few_queries_workspace(p, workers);
+  if (decodes_backward(p)) return few_queries_workspace(p, workers);
   return workspace(p, [&](auto engine) {
     Arena arena;
     const auto w = lay_out_backward<decltype(engine)>(p, workers.count, arena);
@@ -129,7 +134,7 @@ size_t backward_workspace(const BackwardParams& p, const Workers& workers) {
 
 void run_backward(const BackwardParams& p, const Workers& workers, void* memory) {
   const Arena arena{static_cast<char*>(memory)};
-  if (has_few_queries(p)) return backward_few_queries(p, workers, arena);
+  if (decodes_backward(p)) return backward_few_queries(p, workers, arena);
   with_engine(p, [&](auto engine) { return backward<decltype(engine)>(p, workers, arena); });
 }
 
