@@ -58,7 +58,8 @@ class Heads(NamedTuple):
 
 
 class Sequences(NamedTuple):
-    """Varlen sequences: b has query rows cu_q[b]..cu_q[b + 1] and key rows cu_k[b]..cu_k[b + 1]."""
+    """Varlen sequences: b has query rows cu_q[b]..cu_q[b + 1] and key rows cu_k[b]..cu_k[b + 1].
+    None for caches."""
 
     cu_q: Tensor | None
     cu_k: Tensor | None
@@ -103,7 +104,7 @@ def scalars(problem: Problem, q: Tensor, k: Tensor) -> Scalars:
 
 def sequences(problem: Problem) -> Sequences:
     layout = problem.layout
-    bottom_right = problem.mask.bottom_right and layout.kind == "varlen"  # see `scalars`
+    bottom_right = problem.mask.bottom_right and layout.kind != "dense"  # see `scalars`
     return Sequences(layout.cu_seqlens_q, layout.cu_seqlens_k, int(bottom_right))
 
 
