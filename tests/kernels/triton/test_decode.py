@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+import transformer_kernels as tk
 from tests.support.case import assert_case, named
 from tests.support.decode_cases import DECODE_CASES, DecodeCase
 from tests.support.operators import operator_arguments
-from transformer_kernels import Mask
 from transformer_kernels.backends.triton import launch, operators, target
 from transformer_kernels.problem.cache import cache_problem
 
@@ -39,16 +39,17 @@ def test_splits_fill_the_gpu_and_have_two_blocks() -> None:
     assert splits(H_q=2) == 264
     assert splits(N=1000) == 8  # blocks of 64 keys
     assert splits(N=0) == 1
-    assert splits(mask=Mask.window(1000, 0, align="bottom_right")) == 8
+    assert splits(mask=tk.Mask.window(1000, 0, align="bottom_right")) == 8
 
 
 @pytest.mark.parametrize("count", [1, 2, 30])
 def test_any_number_of_splits(
     count: int, monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
-    """Also more than there are blocks: some splits have no key."""
+    """Also more than there are blocks: some splits have no key. The combine kernel loads a few."""
     before = launch.decode_tiling
     monkeypatch.setattr(launch, "decode_tiling", lambda p: (*before(p)[:3], count))
+    monkeypatch.setattr(launch, "COMBINED_ELEMENTS", 128)
     for case in named(DECODE_CASES, "long-window-16", "int8-group-4-queries-5-48"):
         assert_case(case, torch.float32, "triton", device)
 
@@ -64,6 +65,22 @@ def test_paged_and_contiguous_caches_are_bit_identical(name: str, device: torch.
     for size in (1, 20, 64, 1300):
         got = run(replace(case, page_size=size))
         assert all(torch.equal(got[x], expected[x]) for x in ("o", "lse")), size
+
+
+@pytest.mark.parametrize("size", [1.0, 5e-5])
+def test_weights_of_int8_values_in_float16(size: float, device: torch.device) -> None:
+    """Weights times their scales are as exact as weights in float16, also below its range."""
+    q, k = torch.randn(1, 1, 64, 16), torch.randn(1, 1, 3, 16)
+    cache = tk.quantize_cache(k, (1 + torch.rand(1, 1, 3, 16)) * size)
+    given = q.half(), cache.k, cache.v, torch.tensor([3], dtype=torch.int32)
+    scales: Any = {"k_scale": cache.k_scale, "v_scale": cache.v_scale}
+    there: Any = [x.to(device) for x in given]
+    moved: Any = {name: x.to(device) for name, x in scales.items()} | {"mask": tk.Mask()}
+    got = tk.attention_decode(*there, **moved, backend="triton").cpu()
+    rows = [x.double() * scale[..., None] for x, scale in zip(cache[:2], cache[2:], strict=True)]
+    p = torch.softmax(q.half().double() @ rows[0].mT / 4, -1)
+    exact, plain = p @ rows[1], p.half() @ rows[1].half()
+    assert (got - exact).abs().max() <= 2 * (plain - exact).abs().max()
 
 
 def test_there_is_no_backward_pass(device: torch.device) -> None:

@@ -106,18 +106,12 @@ def forward(call: Pass) -> tuple[Tensor, Tensor, Tensor]:
     if call.sequences.cu_q is not None:
         row_stats.zero_()[0] = float("-inf")
     block_mask = fill_block_mask(call)
-    call = _with_positive_scale(call)
+    scale = call.problem.scale
+    if scale < 0.0:  # the kernel computes row maxima before scaling, which needs scale >= 0
+        call = call._replace(q=-call.q, scores=scores.scores(call.problem, -scale))
     operands = (*map(arguments.rows, (call.q, call.k, call.v, o)), *row_stats)
     launch_blocks(forward_kernel, "forward", call, operands, block_mask, (call.cache,))
     return o, row_stats, block_mask
-
-
-def _with_positive_scale(call: Pass) -> Pass:
-    """Moves a negative scale to q: the kernels compute row maxima before scaling."""
-    scale = call.problem.scale
-    if scale >= 0.0:
-        return call
-    return call._replace(q=-call.q, scores=scores.scores(call.problem, -scale))
 
 
 def decode(call: Pass) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,7 +119,6 @@ def decode(call: Pass) -> tuple[Tensor, Tensor, Tensor]:
     p = call.problem.shape
     o = call.output(call.q, p.D_v)
     lse = call.q.new_empty(1, *call.q.shape[:3], dtype=torch.float32)
-    call = _with_positive_scale(call)
     tile, sizes, pack, splits = decode_tiling(call.problem)
     partial = Partial(None, None, None)
     if splits > 1:
