@@ -67,6 +67,16 @@ def test_paged_and_contiguous_caches_are_bit_identical(name: str, device: torch.
         assert all(torch.equal(got[x], expected[x]) for x in ("o", "lse")), size
 
 
+def test_other_lengths_change_no_bit(device: torch.device) -> None:
+    q, k, v = (torch.randn(3, H, n, 16, device=device) for H, n in ((4, 2), (2, 500), (2, 500)))
+    first, second = (
+        tk.attention_decode(q, k, v, torch.tensor(x, device=device), backend="triton")
+        for x in ([500, 77, 1], [0, 77, 400])
+    )
+    assert torch.equal(first[1], second[1])
+    assert not torch.equal(first[2], second[2])
+
+
 @pytest.mark.parametrize("size", [1.0, 5e-5])
 def test_weights_of_int8_values_in_float16(size: float, device: torch.device) -> None:
     """Weights times their scales are as exact as weights in float16, also below its range."""
