@@ -111,6 +111,17 @@ def run_varlen(**options: Any) -> None:
     launch.backward(call, o, None, saved, wanted(problem))
 
 
+def run_varlen_pages() -> None:
+    """Launches the forward pass of packed queries whose keys are in pages."""
+    q, pages, starts = empty(500, H, D), empty(40, H // 2, 16, D), integers(B + 1)
+    mask = Mask.causal(align="bottom_right")
+    problem = varlen_problem(
+        q, pages, pages, starts, starts, block_table=integers(B, 20), max_seqlen_q=S,
+        max_seqlen_k=S, mask=mask,
+    )  # fmt: skip
+    launch.forward(launch.prepare(problem, one_entry(q), pages, pages))
+
+
 def run_decode(
     capacity: int = 1280,
     *,
@@ -288,6 +299,7 @@ CALLS: dict[str, tuple[Callable[[], None], set[str]]] = {
         partial(run_varlen, relative=relative(align="bottom_right")),
         ALWAYS | STRIPS,
     ),
+    "varlen-pages": (run_varlen_pages, {"forward_kernel"}),
     "varlen-keys": (partial(run_varlen, relative=keys(align="bottom_right")), ALWAYS | DISTANCES),
     "decode": (run_decode, DECODE),
     "decode-one-split": (partial(run_decode, 64), {"decode_kernel"}),

@@ -16,6 +16,8 @@ from tests.support.case import assert_case, named
 from tests.support.decode_cases import DECODE_CASES, DecodeCase
 from tests.support.operators import operator_arguments
 from transformer_kernels.backends.triton import launch, operators, target
+from transformer_kernels.bench.tolerance import assert_same_function
+from transformer_kernels.dispatch import autograd
 from transformer_kernels.problem.cache import cache_problem
 
 pytestmark = pytest.mark.exhaustive
@@ -91,6 +93,25 @@ def test_weights_of_int8_values_in_float16(size: float, device: torch.device) ->
     p = torch.softmax(q.half().double() @ rows[0].mT / 4, -1)
     exact, plain = p @ rows[1], p.half() @ rows[1].half()
     assert (got - exact).abs().max() <= 2 * (plain - exact).abs().max()
+
+
+@pytest.mark.parametrize("page_size", [1, 7, 16, 70])
+def test_packed_queries_read_pages_in_place(
+    page_size: int, monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    """Unlike calls with gradients."""
+    q, (k, v) = torch.randn(9, 4, 16), torch.randn(2, 90, 2, page_size, 16)
+    table = torch.randint(90, (3, -(-70 // page_size)))
+    starts = torch.tensor([0, 4, 4, 9]), torch.tensor([0, 70, 80, 113])
+    options: Any = {"block_table": table, "mask": tk.Mask.window(50, 0, align="bottom_right")}
+    wanted = tk.attention_varlen(q, k, v, *starts, **options, backend="reference")
+    monkeypatch.setattr(autograd, "without_pages", None)
+    there: Any = [x.to(device) for x in (q, k, v, *starts)]
+    options["block_table"] = table.to(device)
+    got = tk.attention_varlen(*there, **options, max_seqlen_q=9, max_seqlen_k=70, backend="triton")
+    assert_same_function(got.cpu(), wanted)
+    with pytest.raises(TypeError):
+        tk.attention_varlen(there[0].requires_grad_(), *there[1:], **options, backend="triton")
 
 
 def test_there_is_no_backward_pass(device: torch.device) -> None:

@@ -15,6 +15,7 @@ class TritonBackend(FusedBackend):
 
     name = "triton"
     forward_name, backward_name = operators.NAMES
+    reads_packed_pages = True
     is_interpreted = target.INTERPRETED
     """True if kernels are interpreted: much slower than plain torch, so "auto" skips them."""
 

@@ -82,7 +82,8 @@ def prepare(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Pass:
     is_varlen = problem.layout.kind == "varlen"
     if is_varlen and all(x is None for x in tables):  # whose distances are of the upper bounds
         # A max_seqlen beyond the rows in memory would add empty programs.
-        shape = shape._replace(M=min(shape.M, q.shape[2]), N=min(shape.N, k.shape[2]))
+        N = shape.N if problem.layout.has_packed_pages else min(shape.N, k.shape[2])
+        shape = shape._replace(M=min(shape.M, q.shape[2]), N=N)
         problem = replace(problem, shape=shape)
     return Pass(
         as_rows(q),
@@ -406,6 +407,8 @@ def tiling(kernel: Kernel, problem: Problem) -> tuple[Tile, arguments.Sizes]:
     if problem.scores.relative_keys is not None:
         kernel = config.WITH_KEYS.get(kernel, kernel)
     loaded = scores.bytes_per_score(problem.scores) + masks.bytes_per_score(problem.mask)
+    if problem.layout.has_packed_pages:  # addresses of keys take registers, as do loads per score
+        loaded = max(loaded, 1)
     positions = masks.bytes_per_key(problem.mask)
     tile = config.tile(kernel, chip, shape.dtype.itemsize, columns, loaded, positions)
     assert tile is not None  # checked by unsupported_reasons

@@ -42,7 +42,7 @@ class Scalars(NamedTuple):
     offset: int
     """added to i in the ALiBi distance |i + offset - j|"""
     rows_k: int
-    """rows of k and v in memory: N, or the total of a varlen call"""
+    """rows of k and v in memory: N, or the total of a varlen call. In pages they have no limit."""
 
 
 UNSPECIALIZED = list(Scalars._fields)
@@ -98,7 +98,7 @@ def scalars(problem: Problem, q: Tensor, k: Tensor) -> Scalars:
         low=min(max(mask.diagonal_low + shift, -limit), limit),
         high=min(max(mask.diagonal_high + shift, -limit), limit),
         offset=problem.scores.alibi_offset + shift,
-        rows_k=k.shape[2],
+        rows_k=(1 << 31) - 1 if problem.layout.has_packed_pages else k.shape[2],
     )
 
 

@@ -51,6 +51,8 @@ def forward_kernel(
     block = blocks - 1 - tl.program_id(0) % blocks
     h, b = program_head(blocks, heads.H_q)
     memory_b, first_q, first_k, own_M, own_N = sequence(sequences, b, M, N, rows, rows_k)
+    if cache.table is not None:
+        first_k, own_N = 0, tl.minimum(own_N, cache.table_b * cache.page_size)
     band = sequence_band(mask, sequences, b, M, N, own_M, own_N, low, high, offset)
     i0 = block * sizes.BLOCK_M
     if i0 >= band.M:
