@@ -14,7 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import forward_ad, gradcheck
 
 import transformer_kernels as tk
-from tests.support.backends import DECODING, DECODING_WAYS, DTYPES, ISAS, NAMES
+from tests.support.backends import DECODERS, DTYPES, ISAS, NAMES, OTHER_WAYS, TRITON_WAYS
 from tests.support.case import assert_case, named
 from tests.support.decode_cases import DECODE_CASES, DecodeCase
 from tests.support.operators import FORWARD, operators_run_by
@@ -22,6 +22,8 @@ from tests.support.tiers import crossed
 from transformer_kernels.bench.memory import memory_can_be_measured, peak_extra_bytes
 from transformer_kernels.bench.tolerance import assert_same_function
 
+SMALL = ("plain", "one-position", "pages-of-7", "key-ranges", "int8-key-ranges")
+"""Cases of Triton in the quick tier"""
 Options = dict[str, Any]
 Cached = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -37,26 +39,37 @@ def paged(M: int = 1, dtype: torch.dtype = torch.float32) -> Cached:
     return q, k, v, LENGTHS, table
 
 
-@pytest.fixture(params=DECODING)
+@pytest.fixture(params=DECODERS)
 def decoder(request: pytest.FixtureRequest) -> str:
-    """Name of a backend that supports decoding."""
+    """Name of a backend."""
     return str(request.param)
 
 
 @pytest.mark.quick
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(
-    ("case", "decoder", "dtype", "device"), crossed(DECODE_CASES, DECODING_WAYS)
+    ("case", "decoder", "dtype", "device"),
+    crossed(DECODE_CASES, OTHER_WAYS) + crossed(named(DECODE_CASES, *SMALL), TRITON_WAYS),
 )
 def test_case(case: DecodeCase, decoder: str, dtype: torch.dtype, device: torch.device) -> None:
     assert_case(case, dtype, decoder, device)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(("case", "decoder", "dtype", "device"), crossed(DECODE_CASES, TRITON_WAYS))
+def test_every_case_with_triton(
+    case: DecodeCase, decoder: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    assert_case(case, dtype, decoder, device)
+
+
 def test_only_relative_keys_and_int8_caches_are_left_out() -> None:
-    """Both of the CUDA kernels, and together of those for the CPU."""
-    for backend, case in itertools.product(DECODING, DECODE_CASES):
+    """Both of the CUDA kernels, and together of those for the CPU and of Triton's."""
+    for backend, case in itertools.product(NAMES, DECODE_CASES):
         has_keys = case.relative is not None and case.relative.kind != "table"
-        left_out = {"cuda": has_keys + case.int8, "cpu": has_keys and case.int8}.get(backend, 0)
+        both = int(has_keys and case.int8)
+        left_out = {"cuda": has_keys + case.int8, "reference": 0}.get(backend, both)
         reasons = case.reasons(backend)
         assert len(reasons) == left_out, (case.name, backend)
         assert all("relative_keys" in reason or "int8" in reason for reason in reasons)
@@ -199,9 +212,8 @@ def test_one_operator_and_no_copy() -> None:
     assert not {"aten::index", "aten::gather"} & ran.keys()
 
 
-@pytest.mark.parametrize(
-    ("backend", "dynamic"), crossed(DECODING, ((dynamic,) for dynamic in (False, True)))
-)
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("backend", DECODERS)
 def test_fullgraph(backend: str, dynamic: bool) -> None:
     """One graph serves all values of cache_seqlens and block_table."""
     sinks = torch.randn(H_q)
@@ -236,7 +248,7 @@ def test_reference_is_differentiable() -> None:
         )
 
 
-@pytest.mark.parametrize("backend", ["auto", *(n for n in DECODING if n != "reference")])
+@pytest.mark.parametrize("backend", ["auto", *(n for n in NAMES if n != "reference")])
 @pytest.mark.parametrize("name", ["q", "k_cache", "v_cache", "sinks", "bias"])
 def test_tensors_that_require_grad_raise_in_grad_mode(name: str, backend: str) -> None:
     q, k, v, cache_seqlens, table = paged()
@@ -281,13 +293,6 @@ def test_autocast_casts_nothing(decoder: str) -> None:
         assert torch.equal(
             tk.attention_decode(q, k, v, cache_seqlens, table, backend=decoder), expected
         )
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in DECODING])
-def test_backends_without_decoding_give_the_reason(name: str) -> None:
-    message = f"'{name}' does not support this call: decoding from a cache: there is no"
-    with pytest.raises(ValueError, match=message):
-        tk.attention_decode(*paged(), backend=name)
 
 
 # append_to_cache.

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 import transformer_kernels as tk
+from tests.support.backends import NAMES
 from transformer_kernels.bench.tolerance import assert_same_function
 
 pytestmark = pytest.mark.exhaustive
@@ -20,6 +21,8 @@ pytestmark = pytest.mark.exhaustive
 B, H_q, H_kv, D, D_v, PAGE = 3, 4, 2, 64, 64, 16
 LENGTHS = torch.tensor([40, 1, 16])
 TABLE = torch.tensor([[6, 0, 3], [2, -1, 99], [5, -9, 99]])
+INT8 = tuple(name for name in NAMES if name != "cuda")
+"""Backends that support int8 caches"""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -87,7 +90,7 @@ def test_appended_tokens_are_quantised_like_a_cache(dtype: torch.dtype, paged: b
         assert torch.equal(x.nan_to_num(), old.nan_to_num())
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", INT8)
 @pytest.mark.parametrize("page_size", [0, 16])
 def test_stepwise_decoding_equals_one_call(backend: str, page_size: int) -> None:
     steps = (3, 1, 1, 2, 18)
@@ -170,17 +173,16 @@ def test_the_reference_is_differentiable_in_q() -> None:
         tk.attention_decode(q, cache.k, cache.v, LENGTHS, **scales(cache))
 
 
-def test_other_devices_than_cpus_are_refused() -> None:
-    """There "auto" takes no backend, rather than a slow one."""
+def test_the_cuda_kernels_refuse_int8_caches() -> None:
+    """On a GPU "auto" takes the next backend, Triton; here, without tensors, the reference."""
     cache = [x.to("meta") for x in tk.quantize_cache(*rows(B, H_kv, 40))]
     q, (k, v, k_scale, v_scale) = torch.empty(B, H_q, 1, D, device="meta"), cache
     options: dict[str, Any] = {"k_scale": k_scale, "v_scale": v_scale}
-    with pytest.raises(ValueError, match="int8 caches: the cpu and reference backends support"):
-        tk.attention_decode(q, k, v, LENGTHS.to("meta"), **options)
+    with pytest.raises(ValueError, match="int8 caches: the cpu, triton and reference backends"):
+        tk.attention_decode(q, k, v, LENGTHS.to("meta"), **options, backend="cuda")
     explained = tk.explain(q, k, v, LENGTHS.to("meta"), operator=tk.attention_decode, **options)
-    assert explained.chosen is None
-    o = tk.attention_decode(q, k, v, LENGTHS.to("meta"), **options, backend="reference")
-    assert o.shape == q.shape
+    assert explained.chosen == "reference"
+    assert not any("int8" in reason for reason in explained.reasons["triton"])
 
 
 def step(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *cache: Tensor) -> Tensor:
@@ -211,25 +213,29 @@ def test_bad_scales_in_compiled_code() -> None:
         fast(q, cache.k, cache.v, LENGTHS, **scales(cache))
 
 
+@pytest.mark.parametrize("backend", [name for name in INT8 if name != "reference"])
 @pytest.mark.parametrize("paged", [False, True])
-def test_operator(paged: bool) -> None:
+def test_operator(paged: bool, backend: str) -> None:
     """Schema, fake tensors and dispatch."""
     from transformer_kernels.problem.cache import cache_problem
 
     cache = tk.quantize_cache(*rows(*((7, H_kv, PAGE) if paged else (B, H_kv, 40))))
     q, table = torch.randn(B, H_q, 2, D), TABLE if paged else None
     problem = cache_problem(q, cache.k, cache.v, LENGTHS, table, **scales(cache))
-    operator = torch.ops.transformer_kernels.attention_forward.default
+    name = "triton_forward" if backend == "triton" else "attention_forward"
+    operator = getattr(torch.ops.transformer_kernels, name).default
     torch.library.opcheck(operator, (q, cache.k, cache.v, *problem.pack()))
 
 
-def test_vmap() -> None:
+@pytest.mark.parametrize("backend", INT8)
+def test_vmap(backend: str) -> None:
     cache = tk.quantize_cache(*rows(2 * B, H_kv, 40))
     split = [x.unflatten(0, (2, B)) for x in cache]
     q = torch.randn(2, B, H_q, 1, D)
 
     def decode(q: Tensor, k: Tensor, v: Tensor, k_scale: Tensor, v_scale: Tensor) -> Tensor:
-        o: Tensor = tk.attention_decode(q, k, v, LENGTHS, k_scale=k_scale, v_scale=v_scale)
+        options: Any = {"k_scale": k_scale, "v_scale": v_scale, "backend": backend}
+        o: Tensor = tk.attention_decode(q, k, v, LENGTHS, **options)
         return o
 
     got = torch.vmap(decode)(q, *split)

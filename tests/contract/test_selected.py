@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
-from tests.support.backends import COMPILED_BACKENDS, DECODING_AND_DTYPES, operators_of
+from tests.support.backends import COMPILED_BACKENDS, DECODERS_AND_DTYPES, operators_of
 from tests.support.case import assert_case
 from tests.support.cases import Case
 from tests.support.masks import CAUSAL_END, KeyRange, Selected, Window
@@ -45,7 +45,7 @@ def short_calls_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.quick
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("case", GATHERED, ids=str)
-@pytest.mark.parametrize(("backend", "dtype"), DECODING_AND_DTYPES)
+@pytest.mark.parametrize(("backend", "dtype"), DECODERS_AND_DTYPES)
 def test_gathered(
     case: Case, backend: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ def _cpu() -> SearchStrategy[Call]:
 GENERATORS: Generators = {
     "cpu": _cpu,
     "cuda": lambda: valid_calls("cuda", dense, dense, varlen, decode, linear),
-    "triton": lambda: valid_calls("triton", dense, varlen, linear, delta),
+    "triton": lambda: valid_calls("triton", dense, varlen, decode, linear, delta),
     "reference": lambda: valid_calls("reference", dense, varlen, decode, linear, delta),
     "bits": lambda: bits_calls(("cpu", "cpu", "cpu", "cpu", "cuda", "triton")),
     "hostile": lambda: hostile_calls(("auto", "cpu", "auto", "cpu", "reference", "cuda", "triton")),

@@ -41,9 +41,8 @@ def main() -> None:
         tables: list[tuple[str, Iterable[AnyCase], tuple[str, ...]]] = [
             ("attention", (*CASES, *HOPPER_CASES), ATTENTION_TARGETS + hopper),
             ("linear attention", LINEAR_CASES, LINEAR_TARGETS),
+            ("decoding", DECODE_CASES, DECODE_TARGETS),
         ]
-        if backend == "cuda":
-            tables.append(("decoding", DECODE_CASES, DECODE_TARGETS))
         for operator, cases, names in tables:
             for case in cases:
                 if case.name in names:

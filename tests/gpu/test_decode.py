@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,18 +14,14 @@ from tests.support.case import assert_case, named
 from tests.support.decode_cases import DECODE_CASES, DecodeCase
 from tests.support.linear import LINEAR_CASES, LinearCase
 from transformer_kernels.backends.native.cuda_support import not_built_reason
+from transformer_kernels.bench.tolerance import assert_same_function
 
 pytestmark = pytest.mark.gpu
-NEEDS_CUDA_KERNELS = pytest.mark.skipif(
-    not_built_reason() is not None, reason=not_built_reason() or ""
-)
-
 B, H_q, H_kv, D, PAGE, MAX_PAGES = 5, 8, 2, 128, 64, 40
 """MAX_PAGES is per sequence."""
 
 
-@NEEDS_CUDA_KERNELS
-def test_long_caches_split_over_the_whole_device() -> None:
+def test_long_caches_split_over_the_whole_device(backend: str) -> None:
     """Uneven lengths, so that CTAs begin and end within sequences."""
     cache_seqlens = (30001, 1, 0, 17000, 64, 29999, 5)
     for page_size in (0, 16, 64):
@@ -31,20 +29,18 @@ def test_long_caches_split_over_the_whole_device() -> None:
             name=f"long-{page_size}", cache_seqlens=cache_seqlens, N=30016, H_q=8, D=128, D_v=128,
             page_size=page_size,
         )  # fmt: skip
-        assert_case(case, torch.bfloat16, "cuda", "cuda")
+        assert_case(case, torch.bfloat16, backend, "cuda")
 
 
-@NEEDS_CUDA_KERNELS
-def test_results_are_bit_identical_in_every_run() -> None:
+def test_results_are_bit_identical_in_every_run(backend: str) -> None:
     (case,) = named(DECODE_CASES, "long-pages")
     x = case.inputs(torch.bfloat16, "cuda")
-    first, *others = (case.run(x, "cuda") for _ in range(20))
+    first, *others = (case.run(x, backend) for _ in range(20))
     for other in others:
         assert all(torch.equal(other[name], value) for name, value in first.items())
 
 
-@NEEDS_CUDA_KERNELS
-def test_a_graph_replay_uses_the_current_lengths_and_block_table() -> None:
+def test_a_graph_replay_uses_the_current_lengths_and_block_table(backend: str) -> None:
     """A model captures one decoding step and replays it for each token."""
     pages = B * MAX_PAGES
     q = torch.randn(B, H_q, 1, D, dtype=torch.bfloat16, device="cuda")
@@ -52,27 +48,38 @@ def test_a_graph_replay_uses_the_current_lengths_and_block_table() -> None:
     cache_seqlens = torch.full((B,), 7, dtype=torch.int32, device="cuda")
     table = torch.randperm(pages, device="cuda").int().reshape(B, MAX_PAGES)
     graph, (o,) = capture(
-        lambda: (tk.attention_decode(q, k, v, cache_seqlens, table, backend="cuda"),)
+        lambda: (tk.attention_decode(q, k, v, cache_seqlens, table, backend=backend),)
     )
     for new in ([MAX_PAGES * PAGE] * B, [1, 0, 64, 65, 2000]):
         cache_seqlens.copy_(torch.tensor(new))
         table.copy_(torch.randperm(pages).int().reshape(B, MAX_PAGES))
         graph.replay()
-        assert torch.equal(o, tk.attention_decode(q, k, v, cache_seqlens, table, backend="cuda"))
+        assert torch.equal(o, tk.attention_decode(q, k, v, cache_seqlens, table, backend=backend))
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2], ids=["page", "head", "row"])
-@NEEDS_CUDA_KERNELS
-def test_strides_beyond_32_bits(dim: int) -> None:
+def test_strides_beyond_32_bits(dim: int, backend: str) -> None:
     need_gib(16)
     q = torch.randn(3, 4, 1, 64, dtype=torch.bfloat16, device="cuda")
     k, v = (torch.randn(6, 2, PAGE, 64, dtype=q.dtype, device="cuda") for _ in range(2))
     cache_seqlens = torch.tensor([128, 3, 70], device="cuda")
     table = torch.tensor([[5, 0], [3, 3], [2, 4]], device="cuda")
-    near = tk.attention_decode(q, k, v, cache_seqlens, table, backend="cuda")
+    near = tk.attention_decode(q, k, v, cache_seqlens, table, backend=backend)
     far = far_apart(k, dim), far_apart(v, dim)
-    assert torch.equal(tk.attention_decode(q, *far, cache_seqlens, table, backend="cuda"), near)
+    assert torch.equal(tk.attention_decode(q, *far, cache_seqlens, table, backend=backend), near)
     torch.cuda.empty_cache()
+
+
+def test_auto_runs_int8_caches_by_triton() -> None:
+    q, rows = torch.randn(2, 8, 1, 64), torch.randn(2, 2, 700, 64)
+    cache = tk.quantize_cache(rows, -rows)
+    scales: Any = {"k_scale": cache.k_scale, "v_scale": cache.v_scale}
+    lengths = torch.tensor([700, 3])
+    wanted = tk.attention_decode(q, cache.k, cache.v, lengths, **scales)
+    on_gpu: Any = [x.cuda() for x in (q, cache.k, cache.v, lengths)]
+    moved: Any = {name: x.cuda() for name, x in scales.items()}
+    assert tk.explain(*on_gpu, operator=tk.attention_decode, **moved).chosen == "triton"
+    assert_same_function(tk.attention_decode(*on_gpu, **moved).cpu(), wanted)
 
 
 def test_linear_results_are_bit_identical_in_every_run(backend: str) -> None:

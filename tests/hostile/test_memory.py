@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
-from tests.support.backends import COMPILED_BACKENDS, DECODING, operators_of
+from tests.support.backends import COMPILED_BACKENDS, DECODERS, operators_of
 from tests.support.linear import linear_arguments
 from tests.support.operators import NOTHING_WANTED, assert_declined_if_changed, operator_arguments
 from tests.support.runtime import freed, freed_view, misaligned
@@ -165,7 +165,7 @@ def test_varlen(name: str, damage: Damage, backend: str) -> None:
         tk.attention_varlen(k=k, v=v, **given, max_seqlen_q=9, max_seqlen_k=9, backend=backend)
 
 
-@pytest.mark.parametrize("decoder", ["auto", *DECODING])
+@pytest.mark.parametrize("decoder", ["auto", *DECODERS])
 @each_damaged(("q", "k_cache", "v_cache", "cache_seqlens", "block_table"))
 def test_decode(name: str, damage: Damage, decoder: str) -> None:
     given: dict[str, Any] = {
@@ -392,7 +392,7 @@ def cached(dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 
 @each_integer
-@pytest.mark.parametrize("decoder", DECODING)
+@pytest.mark.parametrize("decoder", DECODERS)
 def test_lengths_and_pages_of_decode_are_copied(
     dtype: torch.dtype, decoder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

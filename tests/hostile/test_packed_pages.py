@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from tests.hostile.test_memory import flipped
-from tests.support.backends import COMPILED_BACKENDS, operators_of
+from tests.support.backends import COMPILED_BACKENDS, NAMES, operators_of
 from tests.support.operators import NOTHING_WANTED, operator_arguments
+from transformer_kernels.bench.tolerance import assert_same_function
 
 OPERATORS = torch.ops.transformer_kernels
 TABLE = torch.tensor([[7, 0, 3, 8, 1], [2, 9, 9, 9, 9], [5, -1, -1, -1, -1]]).int()
@@ -54,6 +55,25 @@ def test_values(name: str, wrong: Tensor) -> None:
     OPERATORS.attention_forward(**arguments())
     with pytest.raises(RuntimeError, match="block_table must hold existing pages for all keys"):
         OPERATORS.attention_forward(**arguments(**{name: wrong}))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif("triton" not in NAMES, reason="Triton is not interpreted")
+@pytest.mark.parametrize(
+    ("name", "wrong", "right"),
+    [
+        ("block_table", torch.where(TABLE == 8, 10, TABLE), torch.where(TABLE == 8, 9, TABLE)),
+        ("block_table", torch.where(TABLE == 3, -1, TABLE), torch.where(TABLE == 3, 9, TABLE)),
+        ("cu_seqlens_k", torch.tensor([0, 99, 99, 99]).int(), torch.tensor([0, 80, 80, 80]).int()),
+    ],
+)
+def test_values_are_tolerated_on_a_gpu(name: str, wrong: Tensor, right: Tensor) -> None:
+    """Triton reads missing pages as zeros, and no key past the block table."""
+    given = arguments(**{name: wrong}) | {"max_seqlen_k": 99}
+    zeros = {x: torch.cat([given[x], torch.zeros_like(given[x][:1])]) for x in "kv"}
+    found = OPERATORS.triton_forward(**given)
+    expected = OPERATORS.attention_forward(**given | zeros | {name: right})
+    assert_same_function(found[:2], expected[:2])
 
 
 def test_no_derivative() -> None:

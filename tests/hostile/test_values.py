@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import transformer_kernels as tk
-from tests.support.backends import COMPILED_BACKENDS, DECODING, NAMES, operators_of
+from tests.support.backends import COMPILED_BACKENDS, DECODERS, NAMES, operators_of
 from tests.support.linear import linear_arguments
 from tests.support.operators import NOTHING_WANTED, operator_arguments
 from transformer_kernels.backends.triton import operators as triton_operators
@@ -337,9 +337,9 @@ def test_values_of_caches_are_checked_on_a_cpu(name: str, wrong: Tensor) -> None
         torch.ops.transformer_kernels.attention_forward(**paged() | {name: wrong})
 
 
-@pytest.mark.skipif("cuda" not in DECODING, reason="the CUDA kernels are not emulated")
+@pytest.mark.parametrize("backend", [x for x in DECODERS if x.values[0] in ("cuda", "triton")])
 @pytest.mark.parametrize(("name", "wrong"), CACHE_VALUES)
-def test_values_of_caches_are_tolerated_on_a_gpu(name: str, wrong: Tensor) -> None:
+def test_values_of_caches_are_tolerated_on_a_gpu(name: str, wrong: Tensor, backend: str) -> None:
     """A GPU clamps the lengths, and reads missing pages as zeros."""
     arguments = paged() | {name: wrong}
     k, v, table = arguments["k"], arguments["v"], arguments["block_table"]
@@ -350,7 +350,7 @@ def test_values_of_caches_are_tolerated_on_a_gpu(name: str, wrong: Tensor) -> No
         "cache_seqlens": arguments["cache_seqlens"].clamp(0, 80),
         "block_table": torch.where((table < 0) | (table > 8), 9, table),
     }
-    found = operators_of("cuda").attention_forward(**arguments)
+    found = operators(backend)[0](**arguments)
     expected = torch.ops.transformer_kernels.attention_forward(**right)
     assert_same_function(found[:2], expected[:2])
     assert torch.equal(k, there)

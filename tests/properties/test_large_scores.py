@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from tests.support.backends import (
     BACKENDS_AND_DTYPES,
     COMPILED_AND_DTYPES,
-    DECODING_AND_DTYPES,
+    DECODERS_AND_DTYPES,
     NAMES,
 )
 from tests.support.finite_masks import (
@@ -206,7 +206,7 @@ def test_a_large_softcap_changes_nothing(backend: str, dtype: torch.dtype) -> No
             assert torch.equal(value, without[name]), f"{name}, softcap={softcap}"
 
 
-@pytest.mark.parametrize(("backend", "dtype"), DECODING_AND_DTYPES)
+@pytest.mark.parametrize(("backend", "dtype"), DECODERS_AND_DTYPES)
 def test_decoding_large_scores(backend: str, dtype: torch.dtype) -> None:
     """Cache lengths with one split of the keys, and with several."""
     for length in (67, 1300):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import transformer_kernels as tk
-from tests.support.backends import DECODING, TABLE_WAYS
+from tests.support.backends import DECODERS, TABLE_WAYS
 from tests.support.cases import HIDDEN_CASES, Case, assert_hidden_nan_changes_nothing
 from tests.support.tiers import crossed
 
@@ -47,7 +47,7 @@ def test_packed_sequences_without_a_visible_key(backend: str) -> None:
     assert not any(grad.any() for grad in torch.autograd.grad(o.sum(), (q, k, v)))
 
 
-@pytest.mark.parametrize("decoder", DECODING)
+@pytest.mark.parametrize("decoder", DECODERS)
 def test_decoding_without_a_visible_key(decoder: str) -> None:
     q, cache = torch.full((2, 4, 3, 8), math.nan), torch.full((2, 2, 70, 8), math.nan)
     mask = tk.Mask.window(-2, 1, align="bottom_right")
@@ -98,7 +98,7 @@ def test_packed_sequences_are_independent(value: float, where: int, backend: str
 
 @pytest.mark.parametrize("where", [0, 1], ids=["k", "v"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("decoder", DECODING)
+@pytest.mark.parametrize("decoder", DECODERS)
 def test_cached_sequences_are_independent(decoder: str, value: float, where: int) -> None:
     q, k, v = torch.randn(3, 4, 2, 16), torch.randn(9, 2, 16, 16), torch.randn(9, 2, 16, 16)
     lengths, table = torch.tensor([40, 1, 16]), torch.tensor([[7, 0, 3], [2, 9, 9], [5, -1, -1]])

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from _pytest.mark.structures import ParameterSet
 
 from tests.support import emulator
 from transformer_kernels import _C
@@ -51,12 +52,20 @@ TABLE_WAYS = tuple(
 )
 """Backends, dtypes and devices of the tables."""
 
-DECODING = tuple(name for name in NAMES if name != "triton")
-"""Backends with kernels for `attention_decode`."""
 WITH_FLOAT64 = tuple(name for name in NAMES if torch.float64 in dtypes_of(name))
-DECODING_WAYS = tuple(way for way in TABLE_WAYS if way[0] != "triton")
-DECODING_AND_DTYPES = tuple((name, dtype) for name in DECODING for dtype in dtypes_of(name))
 BACKENDS_AND_DTYPES = tuple((name, dtype) for name in NAMES for dtype in dtypes_of(name))
+TRITON_WAYS = tuple(way for way in TABLE_WAYS if way[0] == "triton")
+OTHER_WAYS = tuple(way for way in TABLE_WAYS if way[0] != "triton")
+
+
+def _decoder(name: str, *others: object) -> ParameterSet:
+    """Parameters of a test of decoding; exhaustive with Triton, whose interpreter is slow."""
+    marks = [pytest.mark.exhaustive] if name == "triton" else []
+    return pytest.param(name, *others, marks=marks)
+
+
+DECODERS = tuple(_decoder(name) for name in NAMES)
+DECODERS_AND_DTYPES = tuple(_decoder(name, dtype) for name, dtype in BACKENDS_AND_DTYPES)
 
 _COMPILED = {backend.name: backend for backend in (CpuBackend(), CudaBackend())}
 COMPILED_BACKENDS = tuple(name for name in NAMES if name in _COMPILED)

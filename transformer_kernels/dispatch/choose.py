@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..backends import ReferenceBackend
 from ..common.argument_checks import shown
-from ..problem import Problem, Shape
+from ..problem import Shape
 from .autograd import needs_reference
 
 
@@ -56,7 +56,7 @@ def choose(problem: AnyProblem, name: str, backends: Sequence[Chosen]) -> Chosen
     Raises ValueError with all reasons if the named backend does not support the problem. A named
     backend never falls back to another one.
     """
-    candidates = _candidates(name, backends, problem)
+    candidates = _candidates(name, backends)
     for backend in candidates:
         reasons = backend.unsupported_reasons(problem)
         if not reasons:
@@ -66,16 +66,10 @@ def choose(problem: AnyProblem, name: str, backends: Sequence[Chosen]) -> Chosen
     raise ValueError(f"backend={name!r} does not support this call: " + "; ".join(reasons))
 
 
-def _candidates(name: str, backends: Sequence[Chosen], problem: AnyProblem) -> Sequence[Chosen]:
-    """All backends for "auto", else the named one; raises ValueError for other values.
-
-    "auto" runs int8 caches on a GPU by no backend: the reference would copy them in float32.
-    """
+def _candidates(name: str, backends: Sequence[Chosen]) -> Sequence[Chosen]:
+    """All backends for "auto", else the named one; raises ValueError for other values."""
     if isinstance(name, str):  # comparing an array would compare its elements
         if name == "auto":
-            is_int8 = isinstance(problem, Problem) and problem.layout.k_scale is not None
-            if is_int8 and problem.shape.device.type != "cpu":
-                return [x for x in backends if x.name != ReferenceBackend.name]
             return backends
         for backend in backends:
             if backend.name == name:
@@ -131,7 +125,7 @@ def explanation(
 
     Inside a transform whose derivatives the kernels lack, the reference runs whatever the name is.
     """
-    candidates, reasons = _candidates(name, backends, problem), _reasons(problem, backends)
+    candidates, reasons = _candidates(name, backends), _reasons(problem, backends)
     if needs_reference((q, k, v)):
         candidates = backends
         reasons = {

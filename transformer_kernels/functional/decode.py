@@ -90,7 +90,8 @@ def attention_decode(
     For inference: only the backend "reference" is differentiable. Autocast casts no argument.
 
     With `k_scale` and `v_scale` the caches are int8, as `quantize_cache` makes them: key j of head
-    h is k_scale[b, h, j] * k_cache[b, h, j]. The backends "cpu" and "reference" support them.
+    h is k_scale[b, h, j] * k_cache[b, h, j]. The backends "cpu", "triton" and "reference" support
+    them; with relative keys only "reference".
 
     Args:
         q: queries (B, H_q, M, D) in float16, bfloat16, float32 or float64; any strides. Any M is
@@ -98,7 +99,7 @@ def attention_decode(
         k_cache: keys (B, H_kv, N, D) with q's dtype (or int8) and device; any strides. N is the
             capacity of the cache; H_q is a multiple of H_kv (grouped-query and multi-query
             attention). With `block_table`: pages (pages, H_kv, page_size, D) of any page_size; a
-            page_size that is a multiple of 16 is read in place.
+            page_size that is a multiple of 16 is read in place; by Triton, every page_size.
         v_cache: values (B, H_kv, N, D_v); with `block_table`, pages (pages, H_kv, page_size, D_v).
         cache_seqlens: (B,) int32 or int64 on q's device: positions in use, including the M new
             tokens. If cache_seqlens[b] < M, the queries at negative positions see no key.
@@ -110,7 +111,7 @@ def attention_decode(
             cache_seqlens[b] keys visible to every query.
         bias: `alibi(slopes, align="bottom_right")`, added after scale and softcap.
         relative: `relative_bias` with align="bottom_right", as in `attention`, or `relative_keys`,
-            which the backends "cpu" and "reference" support here.
+            which the backends "cpu", "triton" and "reference" support here.
         scale: factor of q k^T, a number or a tensor with one element. Default: 1/sqrt(D).
         softcap: bound of the scores: softcap * tanh(scale * q k^T / softcap). Default: no bound.
         sinks: attention sinks (H_q,): one logit per head, added to the softmax denominator.
@@ -118,8 +119,8 @@ def attention_decode(
             (pages, H_kv, page_size); any strides. Positions that no query sees may hold any values.
         v_scale: likewise of an int8 v_cache. Differentiable in q alone, with backend="reference".
         return_lse: also returns the log-sum-exp of the scores.
-        backend: "auto", "cpu", "cuda" or "reference". A named backend never falls back to another
-            one.
+        backend: "auto", "cpu", "cuda", "triton" or "reference". A named backend never falls back to
+            another one.
 
     Returns:
         o (B, H_q, M, D_v) in q's dtype; with `return_lse`, the pair (o, lse). lse (B, H_q, M) is

@@ -90,8 +90,8 @@ def attention_varlen(
         q: queries (total_q, H_q, D) in float16, bfloat16, float32 or float64; any strides.
         k: keys (total_k, H_kv, D) with q's dtype and device; any strides. H_q is a multiple of H_kv
             (grouped-query and multi-query attention). With `block_table`: pages
-            (pages, H_kv, page_size, D) of any page_size. On a CPU they are read in place; those
-            in use are copied for derivatives, and by other backends than "cpu".
+            (pages, H_kv, page_size, D) of any page_size. The backends "cpu" and "triton" read
+            them in place; those in use are copied for derivatives, and by other backends.
         v: values (total_k, H_kv, D_v) with q's dtype and device; any strides. With `block_table`:
             pages (pages, H_kv, page_size, D_v).
         cu_seqlens_q: cumulative lengths (B + 1,), int32 or int64 on q's device: 0, then the end of

@@ -108,7 +108,7 @@ def without_pages(
     problem: Problem, k_pages: Tensor, v_pages: Tensor
 ) -> tuple[Problem, Tensor, Tensor]:
     """Copies the keys and values of packed sequences out of their pages, for other kernels than
-    those of the CPU's forward pass. Differentiable.
+    the forward kernels of the CPU and of Triton. Differentiable.
 
     Returns the problem of packed keys, k (1, H_kv, total_k, D) and v (1, H_kv, total_k, D_v).
     """

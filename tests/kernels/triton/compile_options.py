@@ -36,6 +36,7 @@ from transformer_kernels.linear.types import Cotangents, Inputs, Options
 from transformer_kernels.linear.types import Saved as LinearSaved
 from transformer_kernels.masks.constraints import Align
 from transformer_kernels.problem import Problem, Saved
+from transformer_kernels.problem.cache import cache_problem
 from transformer_kernels.problem.dense import dense_problem
 from transformer_kernels.problem.varlen import one_entry, varlen_problem
 from transformer_kernels.scores.options import DIFFERENTIABLE
@@ -108,6 +109,43 @@ def run_varlen(**options: Any) -> None:
     o, row_stats, _ = launch.forward(call)
     saved = Saved(call.q, call.k, call.v, o, row_stats, None)
     launch.backward(call, o, None, saved, wanted(problem))
+
+
+def run_varlen_pages() -> None:
+    """Launches the forward pass of packed queries whose keys are in pages."""
+    q, pages, starts = empty(500, H, D), empty(40, H // 2, 16, D), integers(B + 1)
+    mask = Mask.causal(align="bottom_right")
+    problem = varlen_problem(
+        q, pages, pages, starts, starts, block_table=integers(B, 20), max_seqlen_q=S,
+        max_seqlen_k=S, mask=mask,
+    )  # fmt: skip
+    launch.forward(launch.prepare(problem, one_entry(q), pages, pages))
+
+
+def run_decode(
+    capacity: int = 1280,
+    *,
+    width: int = D,
+    dtype: torch.dtype = torch.bfloat16,
+    M: int = 2,
+    paged: bool = False,
+    int8: bool = False,
+    **options: Any,
+) -> None:
+    """Launches decoding."""
+    q = empty(B, H, M, width, dtype=dtype)
+    shape = (capacity // 16, H // 2, 16) if paged else (B, H // 2, capacity)
+    k, scale = empty(*shape, width, dtype=torch.int8 if int8 else dtype), floats(*shape)
+    if int8:
+        options |= {"k_scale": scale, "v_scale": scale}
+    table = integers(B, capacity // 16) if paged else None
+    problem = cache_problem(q, k, k, integers(B), table, **options)
+    launch.decode(launch.prepare(problem, q, k, k))
+
+
+def run_decode_lengths() -> None:
+    for capacity, M in ((1280, 1), (2048, 2), (1296, 3)):
+        run_decode(capacity, M=M)
 
 
 def run_linear(
@@ -209,6 +247,7 @@ LISTS = ALWAYS | {"block_mask_kernel", "list_kernel"}
 TILES = {"tile_sums_kernel"}
 STRIPS = {"strip_sums_kernel"}
 DISTANCES = {"distance_sums_kernel"}
+DECODE = {"decode_kernel", "combine_kernel"}
 SCANS = {"scan_kernel", "sums_kernel", "prefix_kernel"}
 NORMALIZED = SCANS | {"delta_kernel"}
 DELTA = {
@@ -260,7 +299,27 @@ CALLS: dict[str, tuple[Callable[[], None], set[str]]] = {
         partial(run_varlen, relative=relative(align="bottom_right")),
         ALWAYS | STRIPS,
     ),
+    "varlen-pages": (run_varlen_pages, {"forward_kernel"}),
     "varlen-keys": (partial(run_varlen, relative=keys(align="bottom_right")), ALWAYS | DISTANCES),
+    "decode": (run_decode, DECODE),
+    "decode-one-split": (partial(run_decode, 64), {"decode_kernel"}),
+    "decode-pages": (partial(run_decode, paged=True), DECODE),
+    "decode-int8": (partial(run_decode, paged=True, int8=True), DECODE),
+    "decode-int8-float16": (partial(run_decode, int8=True, dtype=torch.float16), DECODE),
+    "decode-everything": (
+        partial(
+            run_decode,
+            mask=Mask.window(600, 2, align="bottom_right") & Mask.key_range(*[integers(B)] * 2),
+            bias=alibi(floats(H), align="bottom_right"),
+            relative=relative(align="bottom_right"),
+            softcap=2.0,
+            paged=True,
+            int8=True,
+            width=128,
+        ),
+        DECODE,
+    ),
+    "decode-keys": (partial(run_decode, paged=True, relative=keys(align="bottom_right")), DECODE),
     "linear": (run_linear, NORMALIZED),
     "linear-one-segment": (partial(run_linear, 16), NORMALIZED - {"sums_kernel", "prefix_kernel"}),
     "linear-float16": (
@@ -291,6 +350,7 @@ LENGTHS: dict[str, tuple[Callable[[], None], dict[str, int]]] = {
         dict.fromkeys(ALWAYS | STRIPS, 1),
     ),
     "lengths-keys": (partial(run_lengths, relative=keys()), dict.fromkeys(ALWAYS | DISTANCES, 1)),
+    "lengths-decode": (run_decode_lengths, dict.fromkeys(DECODE, 1)),
     "lengths-linear": (
         partial(run_linear_lengths, run_linear),
         {"scan_kernel": 4, "sums_kernel": 2, "prefix_kernel": 2, "delta_kernel": 1},

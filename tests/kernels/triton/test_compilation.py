@@ -55,7 +55,8 @@ def test_every_option_compiles_and_fits_and_new_lengths_do_not_recompile(chip: s
 CHIPS = ("sm80", "sm90", "sm100", "gfx9")
 SUMS = {"tile_sums", "strip_sums", "distance_sums"}
 WITH_KEYS = {"keys_forward", "keys_dkdv", "keys_dq"}
-KERNELS = {"forward", "bwd_preprocess", "bwd_dkdv", "bwd_dq", *WITH_KEYS, *SUMS}
+DECODE = {"combine", "decode, pages", "decode, pages, int8"}
+KERNELS = {"decode", *DECODE, "forward", "bwd_preprocess", "bwd_dkdv", "bwd_dq", *WITH_KEYS, *SUMS}
 LINEAR = {
     f"linear {name}{decay}"
     for name in ("o", "dq", "dk", "dv", "delta", "sums of S", "sums of dS", "steps")
@@ -66,7 +67,7 @@ DELTA = {
     "decay_gradient", "steps",
 }  # fmt: skip
 MOST_SPILLS_OF_DELTA = 27
-UNPREDICTED = {"bwd_preprocess", *SUMS, *LINEAR}
+UNPREDICTED = {"bwd_preprocess", *SUMS, *DECODE, *LINEAR}
 SCRIPT = """
 import dataclasses, json, sys
 from transformer_kernels.backends.triton.compile_report import ATTENTION, compile_tiles

@@ -16,7 +16,7 @@ from transformer_kernels.problem import Problem
 from transformer_kernels.problem.dense import dense_problem
 
 KERNELS: tuple[config.Kernel, ...] = (
-    "forward", "bwd_dkdv", "bwd_dq", "bias_gradient", *config.SQUARE,
+    "forward", "decode", "bwd_dkdv", "bwd_dq", "bias_gradient", *config.SQUARE,
 )  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def test_tiles_by_distance_are_square_and_divide_64(
 def test_tiles_with_per_score_loads_fit_shared_memory(chip: config.Chip, score_bytes: int) -> None:
     """Half precision up to width 128 only. For float32 and wide rows the compiler needs additional
     shared memory, which test_compilation.py checks."""
-    for kernel in ("forward", "bwd_dkdv", "bwd_dq"):
+    for kernel in ("forward", "decode", "bwd_dkdv", "bwd_dq"):
         for columns in (64, 128):
             tile = config.tile(kernel, chip, 2, columns, score_bytes)
             plain = config.tile(kernel, chip, 2, columns)
@@ -69,7 +69,7 @@ def test_tiles_with_per_score_loads_fit_shared_memory(chip: config.Chip, score_b
             assert plain is not None
             needed = config.shared_bytes(kernel, chip, tile, 2, columns, score_bytes)
             assert needed <= 1024 * chip.shared_kib
-            assert tile.block_m * tile.block_n >= 32 * 64
+            assert tile.block_m * tile.block_n >= 32 * (32 if kernel == "decode" else 64)
             assert tile.block_m * tile.block_n <= plain.block_m * plain.block_n
 
 

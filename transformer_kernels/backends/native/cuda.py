@@ -31,10 +31,10 @@ class CudaBackend(FusedBackend):
         reasons = cuda_support.reasons_against(problem.shape, WIDTHS)
         if problem.scores.relative_keys is not None and problem.layout.kind == "cache":
             reasons.append(
-                "relative_keys with a cache: the cpu and reference backends support them"
+                "relative_keys with a cache: the cpu, triton and reference backends support them"
             )
         if problem.layout.k_scale is not None:
-            reasons.append("int8 caches: the cpu and reference backends support them")
+            reasons.append("int8 caches: the cpu, triton and reference backends support them")
         if problem.mask.selected is not None:
             reasons.append("Mask.selected: the cpu, triton and reference backends support it")
         return reasons

@@ -15,6 +15,7 @@ class TritonBackend(FusedBackend):
 
     name = "triton"
     forward_name, backward_name = operators.NAMES
+    reads_packed_pages = True
     is_interpreted = target.INTERPRETED
     """True if kernels are interpreted: much slower than plain torch, so "auto" skips them."""
 
@@ -29,12 +30,14 @@ class TritonBackend(FusedBackend):
         unavailable = target.reason_against(shape.device)
         if unavailable is not None:
             return [unavailable]
-        if problem.layout.kind == "cache":
-            return ["decoding from a cache: there is no Triton kernel for it"]
         reasons = []
         columns, chip = max(shape.D, shape.D_v), target.chip(shape.device)
         has_keys = problem.scores.relative_keys is not None
         kernel: config.Kernel = "keys_dkdv" if has_keys else "bwd_dkdv"
+        if problem.layout.kind == "cache":
+            kernel = "keys_forward" if has_keys else "decode"
+        if problem.layout.k_scale is not None and has_keys:
+            reasons.append("relative_keys with an int8 cache: the reference backend supports them")
         if shape.dtype == torch.float64:
             reasons.append("float64: these kernels compute in float32")
         elif columns > config.WIDTHS[-1]:
@@ -50,6 +53,11 @@ class TritonBackend(FusedBackend):
     def kernel(self, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> str:
         from . import launch
 
-        tile, _ = launch.tiling("forward", problem)
         how = "interpreted by numpy" if self.is_interpreted else target.chip(q.device).name
-        return f"backends/triton, {how}, forward tile {tile.block_m} x {tile.block_n}"
+        kernel, keys = "forward", ""
+        if problem.kind == "cache":
+            tile, _, _, splits = launch.decode_tiling(problem)
+            kernel, keys = "decode", f", keys split in {splits}"
+        else:
+            tile, _ = launch.tiling("forward", problem)
+        return f"backends/triton, {how}, {kernel} tile {tile.block_m} x {tile.block_n}{keys}"

@@ -21,6 +21,7 @@ import torch
 
 from ...masks.mask import Mask
 from ...problem import Saved
+from ...problem.cache import cache_problem
 from ...problem.dense import dense_problem
 from ...scores.relative import relative_bias, relative_keys
 from . import config, target
@@ -156,8 +157,8 @@ def _has_tile(chip: Chip, dtype: torch.dtype, columns: int) -> bool:
 
 
 def _launch_all(dtype: torch.dtype, columns: int) -> None:
-    """Launches a causal forward and backward pass, one with relative keys, and the gradients of
-    biases."""
+    """Launches a causal forward and backward pass, one with relative keys, the gradients of biases,
+    and decoding."""
     from . import launch
 
     q, k, v = (torch.empty(2, 8, 1024, columns, dtype=dtype, device="meta") for _ in range(3))
@@ -181,6 +182,26 @@ def _launch_all(dtype: torch.dtype, columns: int) -> None:
         launch.gradient_of_relative_keys(with_keys, operands, None)
     launch.gradient_of_bias(prepare(bias=bias), operands, None, row_stats[0])
     launch.gradient_of_relative_bias(prepare(relative=relative), operands, None)
+    _launch_decoding(dtype, columns)
+
+
+def _launch_decoding(dtype: torch.dtype, columns: int) -> None:
+    """Launches decoding for tiles of the largest size, from a contiguous cache, pages and int8."""
+    from . import launch
+
+    q = torch.empty(2, 8, 8, columns, dtype=dtype, device="meta")
+    cache = torch.empty(64, 1, 64, columns, dtype=dtype, device="meta")
+    lengths = torch.empty(2, dtype=torch.int32, device="meta")
+    scale = torch.empty(64, 1, 64, device="meta")
+    contiguous = torch.empty(2, 1, 4096, columns, dtype=dtype, device="meta")
+    table = torch.empty(2, 64, dtype=torch.int32, device="meta")
+    for k, pages, scales in (
+        (contiguous, None, None),
+        (cache, table, None),
+        (cache.to(torch.int8), table, scale),
+    ):
+        problem = cache_problem(q, k, k, lengths, pages, k_scale=scales, v_scale=scales)
+        launch.decode(launch.prepare(problem, q, k, k))
 
 
 def compile_for(chip: str, kernel: Any, request: dict[str, Any]) -> Any:
@@ -224,14 +245,22 @@ def _compile(
 
 def _name(kernel: Any, constants: Constants) -> str:
     """Returns the kernel's name in `config.Kernel`, or that of its function."""
+    from .kernels.cache import Cache
     from .kernels.scores import Scores
 
     name: str = kernel.__name__.removesuffix("_kernel")
     names: list[str] = kernel.arg_names
     if "scores" not in names:
         return name
-    field = names.index("scores"), Scores._fields.index("relative_keys")
-    return name if field in constants else config.WITH_KEYS.get(cast(Kernel, name), name)
+
+    def has(argument: str, fields: tuple[str, ...], field: str) -> bool:
+        return (names.index(argument), fields.index(field)) not in constants
+
+    if name == "decode":
+        pages = ", pages" if has("cache", Cache._fields, "table") else ""
+        return name + pages + (", int8" if has("cache", Cache._fields, "k_scale") else "")
+    has_keys = has("scores", Scores._fields, "relative_keys")
+    return config.WITH_KEYS.get(cast(Kernel, name), name) if has_keys else name
 
 
 def _tile(kernel: Any, constants: Constants) -> str:
@@ -246,7 +275,7 @@ def _tile(kernel: Any, constants: Constants) -> str:
 
 
 ATTENTION = Suite(_has_tile, _launch_all, _name, _tile)
-"""A causal call, one with relative keys, and the gradients of biases"""
+"""A causal call, one with relative keys, the gradients of biases, and decoding"""
 
 
 def _read_cubin(asm: dict[str, Any]) -> tuple[int, int, int]:

@@ -19,7 +19,7 @@ from typing import Literal
 from ...masks.resolved import BLOCK_MASK_SIZE
 
 Kernel = Literal[
-    "forward", "bwd_dkdv", "bwd_dq", "bias_gradient", "relative_gradient",
+    "forward", "decode", "bwd_dkdv", "bwd_dq", "bias_gradient", "relative_gradient",
     "keys_forward", "keys_dkdv", "keys_dq", "keys_gradient",
 ]  # fmt: skip
 WITH_KEYS: dict[Kernel, Kernel] = {
@@ -193,7 +193,7 @@ def shared_bytes(
     resident, streamed = 2 * tile.block_m, 2 * tile.block_n
     if kernel == "bwd_dkdv":
         resident, streamed = streamed, resident
-    elif kernel == "forward":
+    elif kernel in ("forward", "decode"):
         resident = tile.block_m
     elif kernel in SUMS:
         resident, streamed = 0, resident + streamed
@@ -227,6 +227,13 @@ _HALVES: dict[Kernel, _Rows] = {
         "sm90":  ((128, 128, 8, 3), (128, 128, 8, 3), (128, 64, 8, 2), (32, 32, 8, 1)),
         "sm100": ((128, 128, 8, 3), (128, 64, 8, 3), (128, 32, 8, 2), (32, 32, 8, 1)),
         "gfx9":  ((128, 64, 4, 2), (128, 64, 8, 2), (128, 32, 8, 2), (64, 16, 8, 1)),
+    },
+    "decode": {
+        "sm80":  ((64, 64, 4, 3), (32, 64, 4, 2), (32, 32, 4, 2), (16, 16, 4, 2)),
+        "sm86":  ((64, 64, 4, 3), (32, 64, 4, 2), (32, 32, 4, 2), (16, 16, 4, 2)),
+        "sm90":  ((64, 64, 4, 3), (32, 64, 4, 3), (32, 32, 4, 3), (16, 16, 4, 2)),
+        "sm100": ((64, 64, 4, 3), (32, 64, 4, 3), (32, 32, 4, 3), (16, 16, 4, 2)),
+        "gfx9":  ((64, 64, 4, 2), (32, 32, 4, 2), (16, 32, 4, 1), (16, 16, 4, 1)),
     },
     "bwd_dkdv": {
         "sm80":  ((64, 128, 8, 3), (64, 64, 8, 2), (32, 64, 8, 2), (32, 16, 8, 1)),
@@ -277,6 +284,13 @@ _FLOATS: dict[Kernel, _Rows] = {
         "sm90":  ((128, 32, 8, 2), (32, 32, 4, 1), (16, 16, 4, 1), (16, 16, 4, 1)),
         "sm100": ((128, 32, 8, 2), (64, 32, 8, 2), (16, 16, 4, 1), (16, 16, 4, 1)),
         "gfx9":  ((128, 32, 8, 2), (64, 32, 8, 2), (32, 16, 4, 2), (16, 16, 4, 1)),
+    },
+    "decode": {
+        "sm80":  ((32, 32, 4, 2), (16, 16, 4, 2), (16, 16, 8, 1), (16, 16, 8, 1)),
+        "sm86":  ((32, 32, 4, 2), (16, 16, 4, 2), (16, 16, 8, 1), (16, 16, 8, 1)),
+        "sm90":  ((32, 32, 4, 2), (16, 16, 4, 2), (16, 16, 8, 1), (16, 16, 8, 1)),
+        "sm100": ((32, 32, 4, 2), (16, 16, 4, 2), (16, 16, 8, 1), (16, 16, 8, 1)),
+        "gfx9":  ((32, 32, 4, 2), (16, 16, 4, 2), (16, 16, 4, 1), (16, 16, 4, 1)),
     },
     "bwd_dkdv": {
         "sm80":  ((32, 32, 4, 1), (16, 32, 8, 1), (16, 16, 8, 1), (16, 16, 4, 1)),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+import triton.language as tl
 from torch import Tensor
 
 from ...masks.resolved import BLOCK_MASK_SIZE
@@ -15,10 +16,11 @@ from .. import schema
 from ..base import Gradients
 from . import config, target
 from .config import Kernel, Tile
-from .kernels import arguments, dropout, masks, scores
+from .kernels import arguments, cache, dropout, masks, scores
 from .kernels.backward import bwd_dkdv_kernel, bwd_dq_kernel
 from .kernels.block_lists import block_mask_kernel, list_kernel
 from .kernels.block_ranges import NO_LISTS, BlockLists
+from .kernels.decode import Partial, combine_kernel, decode_kernel
 from .kernels.forward import forward_kernel
 from .kernels.option_gradients import (
     column_sums_kernel,
@@ -32,6 +34,10 @@ MAX_ROW_STRIDE = 1 << 24
 """Largest row stride, in elements, for which offsets inside a tile fit in 32 bits."""
 MIN_PROGRAMS = 1024
 """Programs of the gradient of relative keys: fewer blocks of distances split batch and heads."""
+DECODE_PROGRAMS = 4
+"""Programs of decoding for each multiprocessor: with fewer, keys are split. Not measured."""
+COMBINED_ELEMENTS = 4096
+"""Elements of the partial outputs that a program of the combine kernel loads at a time."""
 
 
 class Pass(NamedTuple):
@@ -47,6 +53,7 @@ class Pass(NamedTuple):
     mask: masks.MaskTensors
     scores: scores.Scores
     dropout: dropout.Dropout
+    cache: cache.Cache
 
     def output(self, like: Tensor, width: int) -> Tensor:
         """Allocates (B, H, L, width): zeros for varlen calls, whose trailing padding is not
@@ -72,9 +79,11 @@ class Operands(NamedTuple):
 def prepare(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Pass:
     shape = problem.shape
     tables = (problem.scores.relative_bias, problem.scores.relative_keys)
-    if all(x is None for x in tables):  # their distances are those of the upper bounds
+    is_varlen = problem.layout.kind == "varlen"
+    if is_varlen and all(x is None for x in tables):  # whose distances are of the upper bounds
         # A max_seqlen beyond the rows in memory would add empty programs.
-        shape = shape._replace(M=min(shape.M, q.shape[2]), N=min(shape.N, k.shape[2]))
+        N = shape.N if problem.layout.has_packed_pages else min(shape.N, k.shape[2])
+        shape = shape._replace(M=min(shape.M, q.shape[2]), N=N)
         problem = replace(problem, shape=shape)
     return Pass(
         as_rows(q),
@@ -87,6 +96,7 @@ def prepare(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Pass:
         masks.mask_tensors(problem),
         scores.scores(problem, problem.scale),
         dropout.dropout(problem.scores),
+        cache.cache(problem, k),
     )
 
 
@@ -101,8 +111,64 @@ def forward(call: Pass) -> tuple[Tensor, Tensor, Tensor]:
     if scale < 0.0:  # the kernel computes row maxima before scaling, which needs scale >= 0
         call = call._replace(q=-call.q, scores=scores.scores(call.problem, -scale))
     operands = (*map(arguments.rows, (call.q, call.k, call.v, o)), *row_stats)
-    launch_blocks(forward_kernel, "forward", call, operands, block_mask)
+    launch_blocks(forward_kernel, "forward", call, operands, block_mask, (call.cache,))
     return o, row_stats, block_mask
+
+
+def decode(call: Pass) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns (o, row_stats, block_mask) of a call with a cache; row_stats is lse alone."""
+    p = call.problem.shape
+    o = call.output(call.q, p.D_v)
+    lse = call.q.new_empty(1, *call.q.shape[:3], dtype=torch.float32)
+    tile, sizes, pack, splits = decode_tiling(call.problem)
+    partial = Partial(None, None, None)
+    if splits > 1:
+        m, l_ = lse.new_empty(2, *call.q.shape[:3], splits)
+        partial = Partial(m, l_, lse.new_empty(*m.shape, p.D_v))
+    launch(
+        decode_kernel,
+        call.blocks_of(p.M * pack, tile.block_m, p.H_q // pack) * splits,
+        *map(arguments.rows, (call.q, call.k, call.v, o)),
+        lse,
+        partial,
+        call.problem.layout.cache_seqlens,
+        pack,
+        splits,
+        *call.scalars,
+        call.heads,
+        call.sequences,
+        call.mask,
+        NO_LISTS,
+        call.scores,
+        call.dropout,
+        call.cache,
+        sizes,
+        **resources(tile),
+    )
+    if splits > 1:
+        given = (arguments.rows(o), lse, partial, p.M, splits, call.heads, call.scores)
+        width = config.width(p.D_v)
+        blocks = {"BLOCK_M": COMBINED_ELEMENTS // width, "BLOCK_DV": width}
+        launch(combine_kernel, p.B * p.H_q * p.M, *given, D_V=p.D_v, **blocks)
+    return o, lse, fill_block_mask(call)
+
+
+def decode_tiling(problem: Problem) -> tuple[Tile, arguments.Sizes, int, int]:
+    """Returns the tile, its sizes, the query heads of a tile, and the number of splits.
+
+    The number of splits depends on sizes and the GPU, not on the lengths in device memory.
+    """
+    p, mask = problem.shape, problem.mask
+    has_keys = problem.scores.relative_keys is not None
+    pack = 1 if has_keys else p.H_q // p.H_kv  # each head may have its own relative keys
+    tile, sizes = tiling("forward" if has_keys else "decode", problem)
+    if not has_keys:
+        tile = replace(tile, block_m=min(tile.block_m, config.width(p.M * pack)))
+        sizes = sizes._replace(BLOCK_M=tl.constexpr(tile.block_m))
+    programs = -(-p.M * pack // tile.block_m) * (p.H_q // pack) * p.B
+    visible = min(p.N, mask.diagonal_high - mask.diagonal_low + p.M)
+    wanted = -(-DECODE_PROGRAMS * target.multiprocessors(p.device) // max(programs, 1))
+    return tile, sizes, pack, max(1, min(wanted, -(-visible // (2 * tile.block_n))))
 
 
 def backward(
@@ -167,10 +233,12 @@ def launch_blocks(
     call: Pass,
     tensors: tuple[Any, ...],
     block_mask: Tensor | None,
+    options: tuple[Any, ...] = (),
     *,
     by_keys: bool = False,
 ) -> None:
-    """Launches one program per query block, or per key block, of every head."""
+    """Launches one program per query block, or per key block, of every head. `options` are those
+    of this kernel alone."""
     p = call.problem.shape
     tile, sizes = tiling(name, call.problem)
     rows, heads = (p.N, p.H_kv) if by_keys else (p.M, p.H_q)
@@ -185,6 +253,7 @@ def launch_blocks(
         block_lists(call, block_mask, tile, by_keys=by_keys),
         call.scores,
         call.dropout,
+        *options,
         sizes,
         **resources(tile),
     )
@@ -338,6 +407,8 @@ def tiling(kernel: Kernel, problem: Problem) -> tuple[Tile, arguments.Sizes]:
     if problem.scores.relative_keys is not None:
         kernel = config.WITH_KEYS.get(kernel, kernel)
     loaded = scores.bytes_per_score(problem.scores) + masks.bytes_per_score(problem.mask)
+    if problem.layout.has_packed_pages:  # addresses of keys take registers, as do loads per score
+        loaded = max(loaded, 1)
     positions = masks.bytes_per_key(problem.mask)
     tile = config.tile(kernel, chip, shape.dtype.itemsize, columns, loaded, positions)
     assert tile is not None  # checked by unsupported_reasons

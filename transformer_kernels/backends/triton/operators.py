@@ -22,8 +22,9 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Te
 
     problem = unpack(q, k, v, options)
     _check(problem, {"q": q, "k": k, "v": v})
+    run = launch.decode if problem.kind == "cache" else launch.forward
     with torch.cuda.device_of(q):  # Triton launches on the current device
-        return launch.forward(launch.prepare(problem, q, k, v))
+        return run(launch.prepare(problem, q, k, v))
 
 
 def _backward(
@@ -43,6 +44,8 @@ def _backward(
     problem = unpack(q, k, v, options)
     saved = Saved(q, k, v, o, row_stats, block_mask)
     _check(problem, {"do": do, "dlse": dlse, **saved._asdict()})
+    if problem.kind == "cache":
+        raise ValueError("attention with a cache has no backward pass")
     with torch.cuda.device_of(q):
         call = launch.prepare(problem, q, k, v)
         gradients = launch.backward(call, do, dlse, saved, wanted)
@@ -51,8 +54,6 @@ def _backward(
 
 def _check(problem: Problem, tensors: dict[str, Tensor | None]) -> None:
     check_storage((*tensors.items(), *problem.tensors().items()))
-    if problem.layout.kind == "cache":
-        raise ValueError("there is no Triton kernel for a cache")
 
 
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")

@@ -68,3 +68,12 @@ def _chip(device: torch.device) -> Chip:
     if torch.version.hip is not None:
         return CHIPS["gfx9"]
     return chip_of(torch.cuda.get_device_capability(device))
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """Returns the number of multiprocessors of a GPU; for other devices that of an H200."""
+    if device.type != "cuda":
+        return 132
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count

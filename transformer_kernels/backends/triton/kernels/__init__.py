@@ -1,6 +1,8 @@
 """Triton kernels. Triton's compiler runs these files, not Python.
 
 forward.py           o and lse
+decode.py            o and lse of queries to a cache, split over keys
+cache.py             pages, and scales of int8 keys: their arguments, loads of a block of keys
 backward.py          dk and dv; dq
 score_gradient.py    backward preprocess, and the score gradient ds of one tile
 option_gradients.py  gradients of a bias, of a relative bias and of relative keys

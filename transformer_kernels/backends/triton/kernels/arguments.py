@@ -42,7 +42,7 @@ class Scalars(NamedTuple):
     offset: int
     """added to i in the ALiBi distance |i + offset - j|"""
     rows_k: int
-    """rows of k and v in memory: N, or the total of a varlen call"""
+    """rows of k and v in memory: N, or the total of a varlen call. In pages they have no limit."""
 
 
 UNSPECIALIZED = list(Scalars._fields)
@@ -58,7 +58,8 @@ class Heads(NamedTuple):
 
 
 class Sequences(NamedTuple):
-    """Varlen sequences: b has query rows cu_q[b]..cu_q[b + 1] and key rows cu_k[b]..cu_k[b + 1]."""
+    """Varlen sequences: b has query rows cu_q[b]..cu_q[b + 1] and key rows cu_k[b]..cu_k[b + 1].
+    None for caches."""
 
     cu_q: Tensor | None
     cu_k: Tensor | None
@@ -97,13 +98,13 @@ def scalars(problem: Problem, q: Tensor, k: Tensor) -> Scalars:
         low=min(max(mask.diagonal_low + shift, -limit), limit),
         high=min(max(mask.diagonal_high + shift, -limit), limit),
         offset=problem.scores.alibi_offset + shift,
-        rows_k=k.shape[2],
+        rows_k=(1 << 31) - 1 if problem.layout.has_packed_pages else k.shape[2],
     )
 
 
 def sequences(problem: Problem) -> Sequences:
     layout = problem.layout
-    bottom_right = problem.mask.bottom_right and layout.kind == "varlen"  # see `scalars`
+    bottom_right = problem.mask.bottom_right and layout.kind != "dense"  # see `scalars`
     return Sequences(layout.cu_seqlens_q, layout.cu_seqlens_k, int(bottom_right))
 
 

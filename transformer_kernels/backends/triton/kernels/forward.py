@@ -16,6 +16,7 @@ import triton.language as tl
 
 from .arguments import UNSPECIALIZED
 from .block_ranges import block_schedule, block_start, key_block_ranges, visits
+from .cache import add_values, key_places, load_keys, scaled_products
 from .dropout import dropped
 from .masks import is_live, sequence_band, visible, zero_hidden_keys
 from .primitives import (
@@ -43,13 +44,15 @@ class Softmax(NamedTuple):
 def forward_kernel(
     q, k, v, o, lse, lse_rest,
     rows, M, N, low, high, offset, rows_k,
-    heads, sequences, mask, lists, scores, dropout, sizes,
+    heads, sequences, mask, lists, scores, dropout, cache, sizes,
 ):  # fmt: skip
     # Last query blocks first: under a causal mask they have the most work.
     blocks = tl.cdiv(M, sizes.BLOCK_M)
     block = blocks - 1 - tl.program_id(0) % blocks
     h, b = program_head(blocks, heads.H_q)
     memory_b, first_q, first_k, own_M, own_N = sequence(sequences, b, M, N, rows, rows_k)
+    if cache.table is not None:
+        first_k, own_N = 0, tl.minimum(own_N, cache.table_b * cache.page_size)
     band = sequence_band(mask, sequences, b, M, N, own_M, own_N, low, high, offset)
     i0 = block * sizes.BLOCK_M
     if i0 >= band.M:
@@ -58,13 +61,9 @@ def forward_kernel(
     i = i0 + tl.arange(0, sizes.BLOCK_M)
     q_head = head(q, memory_b, h, first_q)
     q_tile = load_rows(q_head, i0, i < band.M, sizes.D, sizes.BLOCK_D, True)
-    k_head = head(k, memory_b, h // heads.group, first_k)
-    v_head = head(v, memory_b, h // heads.group, first_k)
-    state = Softmax(
-        tl.full([sizes.BLOCK_M], float("-inf"), tl.float32),
-        tl.zeros([sizes.BLOCK_M], tl.float32),
-        tl.zeros([sizes.BLOCK_M, sizes.BLOCK_DV], tl.float32),
-    )
+    kv = h // heads.group
+    k_head, v_head = head(k, memory_b, kv, first_k), head(v, memory_b, kv, first_k)
+    state = empty_softmax(sizes)
 
     GRAIN: tl.constexpr = sizes.KEY_GRAIN
     BLOCK: tl.constexpr = sizes.BLOCK_N
@@ -76,38 +75,59 @@ def forward_kernel(
             j0 = block_start(schedule, lists, n, MASKED, GRAIN, BLOCK)
             coords = tile_coords(b, h, i0, j0, sizes, TRANSPOSED=False)
             state = add_keys(
-                state, q_tile, k_head, v_head, coords, band, mask, scores, dropout, sizes, MASKED
-            )
+                state, q_tile, k_head, v_head, kv, coords, band, mask, scores, dropout, cache,
+                sizes, MASKED,
+            )  # fmt: skip
 
-    empty = state.l_i == 0.0
-    total = tl.where(empty, 1.0, state.l_i)
+    total, lse_i, rest = normalizer(state.m_i, state.l_i, scores)
     acc = state.acc * (dropout.factor / total)[:, None]
     store_rows(head(o, memory_b, h, first_q), i0, i < band.M, acc, sizes.D_V)
-    m_i, log_l = state.m_i * natural_unit(scores), tl.log2(total) * LN2
-    lse_i = m_i + log_l
-    added = lse_i - m_i
-    rest = (m_i - (lse_i - added)) + (log_l - added)  # Knuth's TwoSum: the rounding error of lse
-    lse_i, rest = tl.where(empty, float("-inf"), lse_i), tl.where(empty, 0.0, rest)
     tl.store(vector_pointer(lse, heads, rows, memory_b, h, first_q) + i, lse_i, mask=i < band.M)
     rest_rows = vector_pointer(lse_rest, heads, rows, memory_b, h, first_q)
     tl.store(rest_rows + i, rest, mask=i < band.M)
 
 
 @triton.jit
-def add_keys(state, q_tile, k, v, coords, band, mask, scores, dropout, sizes, MASKED: tl.constexpr):
-    """Updates the softmax state with one key block"""
+def empty_softmax(sizes):
+    return Softmax(
+        tl.full([sizes.BLOCK_M], float("-inf"), tl.float32),
+        tl.zeros([sizes.BLOCK_M], tl.float32),
+        tl.zeros([sizes.BLOCK_M, sizes.BLOCK_DV], tl.float32),
+    )
+
+
+@triton.jit
+def normalizer(m_i, l_i, scores):
+    """(divisor of the output, lse, its rounding error) of rows without further keys"""
+    empty = l_i == 0.0
+    total = tl.where(empty, 1.0, l_i)
+    m_i, log_l = m_i * natural_unit(scores), tl.log2(total) * LN2
+    lse_i = m_i + log_l
+    added = lse_i - m_i
+    rest = (m_i - (lse_i - added)) + (log_l - added)  # Knuth's TwoSum: the rounding error of lse
+    return total, tl.where(empty, float("-inf"), lse_i), tl.where(empty, 0.0, rest)
+
+
+@triton.jit
+def add_keys(
+    state, q_tile, k, v, kv, coords, band, mask, scores, dropout, cache, sizes, MASKED: tl.constexpr
+):
+    """Updates the softmax state with one key block of key head kv"""
     PRECISION: tl.constexpr = sizes.PRECISION
-    live = is_live(coords.j0 + tl.arange(0, sizes.BLOCK_N), band)
-    k_tile = load_rows(k, coords.j0, live, sizes.D, sizes.BLOCK_D, MASKED)
+    j = coords.j0 + tl.arange(0, sizes.BLOCK_N)
+    places = key_places(cache, coords.b, j, is_live(j, band))
+    k_tile = load_keys(k, coords.j0, places, cache, sizes.D, sizes.BLOCK_D, MASKED)
     # Per-score loads must precede the product: docs/triton.md, section 4.
     bias = load_bias(scores, coords, band)
     relative = load_relative_rows(scores, coords, band, sizes)
     is_visible = None
     if MASKED:
         is_visible = visible(mask, band, coords)
+    k_tile = k_tile.to(q_tile.dtype)
     products = tile_products(q_tile, k_tile, relative, scores, sizes, TRANSPOSED=False)
+    products = scaled_products(products, cache, places, kv)
     s = unscaled_scores(products, bias, scores, coords, band)
-    v_tile = load_rows(v, coords.j0, live, sizes.D_V, sizes.BLOCK_DV, MASKED)
+    v_tile = load_keys(v, coords.j0, places, cache, sizes.D_V, sizes.BLOCK_DV, MASKED)
     if MASKED:
         s = tl.where(is_visible, s, float("-inf"))
     v_tile = zero_hidden_keys(v_tile, is_visible, mask)
@@ -119,5 +139,5 @@ def add_keys(state, q_tile, k, v, coords, band, mask, scores, dropout, sizes, MA
     l_i = state.l_i * decay + tl.sum(p, 1)
     p = dropped(p, dropout, coords, sizes)
     acc = state.acc * decay[:, None]
-    acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision=PRECISION)
+    acc = add_values(acc, p, v_tile, cache, places, kv, q_tile.dtype, PRECISION)
     return Softmax(m_i, l_i, acc)

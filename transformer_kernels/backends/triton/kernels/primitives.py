@@ -7,10 +7,12 @@ import triton.language as tl
 
 
 class Head(NamedTuple):
-    """Rows of one head: pointer to the first one, and their stride."""
+    """Rows of one head: pointer to the first one, their stride, and that of batch entries or of
+    pages."""
 
     data: Any
     stride: Any
+    entry_stride: Any
 
 
 class TileCoords(NamedTuple):
@@ -72,7 +74,7 @@ def head(rows, b, h, first):
         + tl.cast(h, tl.int64) * rows.stride_h
         + tl.cast(first, tl.int64) * rows.stride_l
     )
-    return Head(data, rows.stride_l)
+    return Head(data, rows.stride_l, rows.stride_b)
 
 
 @triton.jit
@@ -88,6 +90,13 @@ def load_rows(
     """Tile of BLOCK columns from row `first` of a head. Columns beyond WIDTH are 0; if CHECKED,
     rows that are not `in_bounds` are 0 too."""
     at = tile_addresses(head, first, in_bounds.shape[0], BLOCK)
+    return load_tile(at, in_bounds, WIDTH, CHECKED)
+
+
+@triton.jit
+def load_tile(at, in_bounds, WIDTH: tl.constexpr, CHECKED: tl.constexpr):
+    """Tile at these addresses, with zeros as in `load_rows`"""
+    BLOCK: tl.constexpr = at.shape[1]
     columns = tl.arange(0, BLOCK)[None, :] < WIDTH
     if CHECKED:
         if WIDTH == BLOCK:

@@ -34,7 +34,7 @@ def load_relative_rows(scores, coords, band, sizes):
         h = tl.cast(coords.h, tl.int64) * scores.relative_keys_h
         last = coords.i0 - coords.j0 + band.relative_offset + SIDE - 1
         of_head = scores.relative_keys + (h * band.distances + last) * sizes.D
-        rows = Head(of_head, -sizes.D)
+        rows = Head(of_head, -sizes.D, 0)
         index = last - tl.arange(0, SIDE)
         upper = load_rows(rows, 0, is_used(index, band), sizes.D, sizes.BLOCK_D, True)
         index -= SIDE

@@ -11,7 +11,7 @@ from .arithmetic import features
 def slice_addresses(x, chunk, h, column, BLOCK: tl.constexpr):
     """Pointers to a tile of BLOCK columns of head h, from `column` on"""
     of_head = head(x, chunk.b, h, chunk.row)
-    of_slice = Head(of_head.data + column, of_head.stride)
+    of_slice = Head(of_head.data + column, of_head.stride, of_head.entry_stride)
     return tile_addresses(of_slice, 0, chunk.i.shape[0], BLOCK)
 
 
