@@ -1,7 +1,7 @@
 """The CPU kernels for few queries and many keys, which read k and v in place, split over the keys.
 
-Forward: the decoding kernel, for up to 24 queries. Backward: up to 16 queries of the heads that share
-a key head, unless a bias, a relative bias or relative keys get a gradient.
+Forward: the decoding kernel, for up to 24 queries. Backward: backward_rows.h, for up to 16 queries
+of the heads that share a key head, without bias, relative bias and relative keys.
 """
 
 from __future__ import annotations
