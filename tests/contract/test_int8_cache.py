@@ -204,6 +204,24 @@ def test_compiled_steps() -> None:
         assert_same_function(fast(*given), whole(*given))
 
 
+class Step(torch.nn.Module):
+    def forward(self, *x: Tensor) -> Tensor:
+        return step(*x)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_steps(strict: bool) -> None:
+    """The program writes the caches that it is given."""
+    cache = tk.quantize_cache(*rows(B, H_kv, 40))
+    new = torch.randn(B, H_q, 1, D), *(x[:, :, :1] for x in rows(B, H_kv, 40))
+    program = torch.export.export(Step(), (*new, LENGTHS, *cache), strict=strict).module()
+    given, expected = ([x.clone() for x in cache] for _ in range(2))
+    lengths = LENGTHS - 1 + (LENGTHS == 1)
+    assert torch.equal(program(*new, lengths, *given), step(*new, lengths, *expected))
+    assert all(map(torch.equal, given, expected))
+    assert not all(map(torch.equal, given, cache))
+
+
 def test_bad_scales_in_compiled_code() -> None:
     cache = tk.quantize_cache(*rows(B, H_kv, 40))
     fast = torch.compile(tk.attention_decode, fullgraph=True, backend="aot_eager")
