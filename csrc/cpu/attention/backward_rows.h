@@ -136,17 +136,6 @@ void read_few_queries(const BackwardParams& p, const DecodeHead& at,
   }
 }
 
-// The tile of scores of a block: s = q k^T with its options, and their derivative.
-template <typename Storage, typename Real>
-void few_scores(const BackwardParams& p, const DecodeHead& at, const FewQueriesWorkspace<Real>& w,
-                const FewQueriesScratch<Real>& t, const Block& block, bool readable) {
-  multiply_block<Storage>(at, keys_of(p, p.k, at.b, at.head, p.D), block, readable, t.q, w.k_width,
-                          t.copy, t.s);
-  if (!needs_finishing(p, block)) return;
-  finish_transposed(p, block, t.s, t.transposed, is_capped(p) ? t.transposed_slope : nullptr);
-  if (is_capped(p)) transpose_tile<kBlock, kDecodeLanes>(t.transposed_slope, t.slope);
-}
-
 // s becomes the weights after dropout, dp the gradient of the scaled products. Both are 0 in the
 // lanes past the last, which are multiplied too.
 template <typename Real>
@@ -231,7 +220,11 @@ void few_queries_split(const BackwardParams& p, const FewQueriesWorkspace<Real>&
       continue;
     }
     const bool readable = all_live(is_live, block);
-    few_scores<Storage>(p, at, w, t, block, readable);
+    multiply_block<Storage>(at, k, block, readable, t.q, w.k_width, t.copy, t.s);
+    if (needs_finishing(p, block)) {
+      finish_transposed(p, block, t.s, t.transposed, is_capped(p) ? t.transposed_slope : nullptr);
+    }
+    if (is_capped(p)) transpose_tile<kBlock, kDecodeLanes>(t.transposed_slope, t.slope);
     multiply_block<Storage>(at, v, block, readable, t.d_o, w.v_width, t.copy, t.dp);
     few_gradients(p, w, t, block);
     add_block<Storage>(at, k, block, readable, t.dp, w.k_width, t.copy, dq);
