@@ -12,7 +12,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 
 #include "cpu/attention/backward.h"
 #include "cpu/attention/decode.h"

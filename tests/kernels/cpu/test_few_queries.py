@@ -36,7 +36,7 @@ from tests.support.tiers import crossed
 
 HIDDEN: tuple[Hidden, ...] = (None, "nan", "inf")
 SPLIT = 512
-"""Keys per split; kSplitKeys in csrc/cpu/attention/decode.h."""
+"""Keys per split; kSplitKeys in csrc/cpu/attention/decode_workspace.h."""
 
 
 def _sizes() -> list[Case]:

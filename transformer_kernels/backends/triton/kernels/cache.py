@@ -36,7 +36,8 @@ class Cache(NamedTuple):
 
 
 def cache(problem: Problem, k: Tensor) -> Cache:
-    table, k_scale, v_scale = problem.layout[5:]
+    layout = problem.layout
+    table, k_scale, v_scale = layout.block_table, layout.k_scale, layout.v_scale
     k_strides, v_strides = broadcast_strides(k_scale, 3), broadcast_strides(v_scale, 3)
     return Cache(
         table=contiguous(table),
