@@ -11,10 +11,13 @@ namespace tk::cuda {
 
 class Divisor {
  public:
+  Divisor() : Divisor(1) {}
   explicit Divisor(int64_t divisor)  // 1 <= divisor < 2^31
       : divisor_(static_cast<uint32_t>(divisor)),
         shift_(31 + static_cast<uint32_t>(std::bit_width(divisor_ - 1))),
         factor_(static_cast<uint32_t>(((uint64_t{1} << shift_) + divisor_ - 1) / divisor_)) {}
+
+  TK_DEVICE_METHOD int divisor() const { return static_cast<int>(divisor_); }
 
   struct Result {
     int quotient, remainder;

@@ -6,25 +6,6 @@
 
 namespace tk::cuda {
 
-// Blocks first <= n < last.
-struct BlockRange {
-  int first, last;
-};
-
-// Range of key blocks that contains all keys visible to queries i0 <= i < i1.
-TK_DEVICE BlockRange key_blocks(const Sequence& s, int i0, int i1, int block_n) {
-  return {s.row_begin(i0) / block_n, ceil_divide(s.row_end(i1 - 1), block_n)};
-}
-
-// Range of query blocks that contains all queries that see keys j0 <= j < j1. It follows from the
-// band i + low <= j <= i + high.
-TK_DEVICE BlockRange query_blocks(const Sequence& s, int j0, int j1, int block_m) {
-  const int first = max(j0, s.begin), last = min(j1, s.end) - 1;
-  if (first > last) return {0, 0};
-  return {max(first - s.high, 0) / block_m,
-          ceil_divide(max(min(last - s.low + 1, s.M), 0), block_m)};
-}
-
 // Visibility of a tile under the element mask, read from the block mask.
 TK_DEVICE Visible element_mask_of(const Problem& p, const Sequence& s, int h, int i0, int i1,
                                   int j0, int j1) {
@@ -64,12 +45,6 @@ class BlockIterator {
  public:
   TK_DEVICE_METHOD BlockIterator(BlockRange range, const VisibleAt& visible)
       : range_(range), window_(range.first - kWarp), visible_(visible) {}
-
-  // Starts over at the first block; `visible` is called again for every block.
-  TK_DEVICE_METHOD void restart() {
-    window_ = range_.first - kWarp;
-    some_ = 0;
-  }
 
   TK_DEVICE_METHOD Block next() {
     while (!some_) {

@@ -9,6 +9,7 @@
 #include "cuda/common/dropout.cuh"
 #include "cuda/common/masks.cuh"
 #include "cuda/common/scores.cuh"
+#include "cuda/common/tile_order.cuh"
 
 namespace tk::cuda {
 
@@ -18,6 +19,8 @@ struct BackwardArguments : Arguments<BackwardParams> {
   float* dq_sums;      // (query tiles, block_m * width), in the order of the threads' registers
   int* dq_semaphore;   // (query tiles): key blocks already added to dq; null if in any order
   int* block_counter;  // CTAs started so far
+  TileOrder order;     // of the key blocks
+  Divisor by_sharing;  // query heads per key head
   // (CTAs of the relative bias, distances of a band): ds summed by distance
   float* distance_sums;
 };

@@ -1,5 +1,5 @@
 // Backward pass: a CTA owns block_n keys of one key/value head and iterates over the queries that
-// see them, for every query head of the group.
+// see them, for every query head of the group (QueryTiles).
 //
 //   s = q k^T, dp = do v^T                 -> z p and da (score_gradient.cuh), to shared memory
 //   dv += (z p)^T do, dk += da^T q         accumulated in registers
@@ -191,12 +191,11 @@ backward_kernel(const __grid_constant__ BackwardArguments a) {
   constexpr int kThreads = Warp::kThreads, kStages = Warp::kTile.stages;
 
   const BackwardParams& p = a.params;
-  const int H_kv = static_cast<int>(p.H_kv), group = static_cast<int>(p.H_q) / H_kv;
   TK_SHARED_MEMORY(memory);
   const int program = program_of(a.dq_semaphore ? a.block_counter : nullptr, memory);
-  const int h_kv = program / a.blocks % H_kv;
-  const Sequence seq = sequence_of(a, program / a.blocks / H_kv);
-  const int n = program % a.blocks, j0 = n * kBlockN, j1 = j0 + kBlockN;
+  const auto [b, h_kv, n] = a.order.position(program);
+  const Sequence seq = sequence_of(a, b);
+  const int j0 = n * kBlockN, j1 = j0 + kBlockN;
   if (j0 >= seq.N) return;
 
   const BackwardShared<Element, kWidth> shared{reinterpret_cast<Element*>(memory)};
@@ -211,40 +210,40 @@ backward_kernel(const __grid_constant__ BackwardArguments a) {
   dk.clear();
   dv.clear();
 
-  int stage = 0;
-  for (int h = h_kv * group; h < (h_kv + 1) * group; ++h) {
+  const QueryTiles tiles(query_blocks(seq, j0, j1, kBlockM), h_kv, a.by_sharing);
+  const auto start = [&](const Block& block, int to) {
+    const auto [m, h] = tiles.at(block.index);
     const auto q = rows_of<const Element>(p.q, seq.at, h, seq.first_q, p.D);
     const auto d_o = rows_of<const Element>(p.d_o, seq.at, h, seq.first_q, p.D_v);
-    const int64_t statistics = statistics_offset(p, seq, h);
-    const auto start = [&](const Block& block, int to) {
-      const LiveQueries live_queries{seq.M, block.full ? nullptr : a.lse + statistics};
-      const int first = block.index * kBlockM;
-      const bool all = block.full && first + kBlockM <= seq.M;
-      start_load<kThreads>(shared.q(to), q, first, all, live_queries);
-      start_load<kThreads>(shared.d_o(to), d_o, first, all, live_queries);
-    };
-    const auto visible = [&](int m) {
-      return tile_visible(p, seq, h, m * kBlockM, min((m + 1) * kBlockM, seq.M), j0, j1);
-    };
-    BlockIterator iterator(query_blocks(seq, j0, j1, kBlockM), visible);
-    Block block = iterator.next();
-    if (kStages == 1) __syncthreads();  // the tiles of the previous head have been read
-    if (block.index >= 0) start(block, stage);
-
-    while (block.index >= 0) {
-      wait_copies<0>();
-      __syncthreads();  // q and do have arrived; p, ds and the other stage have been read
-      const Block next = iterator.next();
-      if (kStages == 2 && next.index >= 0) start(next, stage ^ 1);
-      const auto dq = differentiate_tile(a, seq, h, block, j0, shared, stage, warp, dk, dv);
-      accumulate_dq<Element, kWidth>(a, seq, h, block.index, n, dq);
-      if (kStages == 1 && next.index >= 0) {
-        __syncthreads();  // q and do have been read
-        start(next, 0);
-      }
-      block = next;
-      stage ^= kStages - 1;
+    const LiveQueries live_queries{seq.M,
+                                   block.full ? nullptr : a.lse + statistics_offset(p, seq, h)};
+    const int first = m * kBlockM;
+    const bool all = block.full && first + kBlockM <= seq.M;
+    start_load<kThreads>(shared.q(to), q, first, all, live_queries);
+    start_load<kThreads>(shared.d_o(to), d_o, first, all, live_queries);
+  };
+  const auto visible = [&](int tile) {
+    const auto [m, h] = tiles.at(tile);
+    return tile_visible(p, seq, h, m * kBlockM, min((m + 1) * kBlockM, seq.M), j0, j1);
+  };
+  BlockIterator iterator(tiles.range(), visible);
+  int stage = 0;
+  Block block = iterator.next();
+  if (block.index >= 0) start(block, stage);
+  while (block.index >= 0) {
+    wait_copies<0>();
+    __syncthreads();  // q and do have arrived; p, ds and the other stage have been read
+    const Block next = iterator.next();
+    if (kStages == 2 && next.index >= 0) start(next, stage ^ 1);
+    const auto [m, h] = tiles.at(block.index);
+    const auto dq = differentiate_tile(a, seq, h, {m, block.full}, j0, shared, stage, warp, dk, dv);
+    accumulate_dq<Element, kWidth>(a, seq, h, m, n, dq);
+    if (kStages == 1 && next.index >= 0) {
+      __syncthreads();  // q and do have been read
+      start(next, 0);
     }
+    block = next;
+    stage ^= kStages - 1;
   }
   wait_copies<0>();  // k and v are still being copied if no query sees them
 

@@ -205,7 +205,8 @@ void launch_backward(const BackwardParams& p, const LaunchArgs& launch, void* wo
 
   launch_backward_preprocess(a, sizes, launch);
   if (sizes.key_blocks * p.H_kv * B > 0) {
-    a.blocks = static_cast<int>(sizes.key_blocks);
+    a.order = backward_order(p, B, sizes.key_blocks, launch.max_seqlen_q);
+    a.by_sharing = Divisor(p.H_q / p.H_kv);
     TK_LAUNCH((backward_kernel<Element, kWidth>), grid(sizes.key_blocks * p.H_kv * B),
               sizes.tile.threads(), sizes.tile.bytes(sizeof(Element), kWidth), launch.stream, a);
   }

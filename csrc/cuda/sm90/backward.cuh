@@ -2,7 +2,8 @@
 // query tiles that see these keys, for every query head of the group. Two consumer warpgroups split
 // dk and dv by rows (backward_by_rows.cuh and, with less of a tile at a time,
 // backward_by_halves.cuh) or by columns (backward_by_columns.cuh). dq is accumulated in float32 in
-// global memory and converted by the dq postprocess kernel. In deterministic mode the key blocks
+// global memory and converted by the postprocess kernel. Several CTAs share a key block where there
+// are few: the postprocess kernel adds their dk and dv. In deterministic mode the key blocks
 // accumulate in ascending order, as in sm80/backward.cuh. See docs/hopper.md.
 #pragma once
 
@@ -29,7 +30,7 @@ TK_DEVICE void backward(const BackwardArguments& a, unsigned char* memory) {
   // Placed outside the tiles: TMA writes those through the async proxy, which would need a fence.
   auto* const program_slot = reinterpret_cast<unsigned char*>(&shared.k.tile_info({}));
   const int program = program_of(a.dq_semaphore ? a.block_counter : nullptr, program_slot);
-  const auto key_block = KeyBlock::of(program, a.blocks, static_cast<int>(a.params.H_kv));
+  const auto key_block = KeyBlock::of(program, a.order, a.by_splits);
   if (key_block.n * Shape::kN >= sequence_of(a, key_block.b).N) return;
   if (threadIdx.x == 0) {
     shared.k.init(kTile.kConsumerWarps);
@@ -72,31 +73,70 @@ dropout_backward_kernel(const __grid_constant__ BackwardArguments a) {
   backward<Shape, DropoutMask<Shape>>(a, memory);
 }
 
-// dq postprocess: scales and rounds dq_sums into dq. One CTA per query tile and head.
-template <typename Element, int kWidth, int kVWidth>
-TK_KERNEL((BackwardShape<Element, kWidth, kVWidth>::kDqParts * kWarp), 1)
-dq_postprocess_kernel(const __grid_constant__ BackwardArguments a) {
-  using Shape = BackwardShape<Element, kWidth, kVWidth>;
+// One warp's accumulator, as the sum of `parts` in memory, `stride` elements apart.
+template <int kColumns>
+TK_DEVICE Accumulator<1, kColumns / 8> sum_of(const float* part, int parts = 1,
+                                              int64_t stride = 0) {
+  Accumulator<1, kColumns / 8> sum;
+  sum.clear();
+  for (const float* from = first_float4(part); parts > 0; --parts, from += stride) {
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+      const float4 x = *reinterpret_cast<const float4*>(from + n * kFloat4Step);
+      sum.x[0][n][0] += x.x, sum.x[0][n][1] += x.y, sum.x[0][n][2] += x.z, sum.x[0][n][3] += x.w;
+    }
+  }
+  return sum;
+}
+
+// Scales and rounds the sums of dq of a query tile into dq.
+template <typename Shape>
+TK_DEVICE void store_dq(const BackwardArguments& a, int program) {
   constexpr int kM = Shape::kM;
   const BackwardParams& p = a.params;
-  const int program = static_cast<int>(blockIdx.x), H_q = static_cast<int>(p.H_q);
+  const int H_q = static_cast<int>(p.H_q);
   const int h = program / a.row_tiles % H_q, block = program % a.row_tiles;
   const Sequence seq = sequence_of(a, program / a.row_tiles / H_q);
   if (block * kM >= seq.M) return;
   const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroupThreads;
   const int64_t part = int64_t{tile_of<kM>(a, seq, h, block)} * Shape::kDqParts + warp_index();
-  const float* const first = first_float4(a.dq_sums + part * Shape::kDqElements);
-  Accumulator<1, Shape::kDqColumns / 8> dq;
-#pragma unroll
-  for (int n = 0; n < Shape::kDqColumns / 8; ++n) {
-    const float4 x = *reinterpret_cast<const float4*>(first + n * kFloat4Step);
-    dq.x[0][n][0] = x.x, dq.x[0][n][1] = x.y, dq.x[0][n][2] = x.z, dq.x[0][n][3] = x.w;
-  }
-  const auto rows = rows_of<Element>(p.dq, seq.at, h, seq.first_q, p.D);
-  const float scale = a.score.scale;
+  const auto dq = sum_of<Shape::kDqColumns>(a.dq_sums + part * Shape::kDqElements);
+  const auto rows = rows_of<typename Shape::Element>(p.dq, seq.at, h, seq.first_q, p.D);
   const int row = block * kM + Shape::dq_row(warpgroup) + warp_in_warpgroup() * 16;
-  const int column = Shape::dq_column(warpgroup);
-  store_rows(rows, dq, row, column, seq.M, scale);
+  store_rows(rows, dq, row, Shape::dq_column(warpgroup), seq.M, a.score.scale);
+}
+
+// Adds, scales and rounds the sums of the CTAs that share a key block into dk and dv.
+template <typename Shape>
+TK_DEVICE void store_keys(const BackwardArguments& a, int index) {
+  using Element = typename Shape::Element;
+  const BackwardParams& p = a.params;
+  const int splits = a.by_splits.divisor(), warpgroup = warp_index() / kWarpgroupWarps;
+  const auto key_block = KeyBlock::of(index * splits, a.order, a.by_splits);
+  const Sequence seq = sequence_of(a, key_block.b);
+  if (key_block.n * Shape::kN >= seq.N || warpgroup >= Shape::kConsumers) return;
+  const float* const sums = key_sums<Shape>(a, key_block.program, warp_index());
+  const int64_t stride = key_sums<Shape>(a, key_block.program + 1, warp_index()) - sums;
+  const int row = key_block.n * Shape::kN + Shape::key_row(warpgroup) + warp_in_warpgroup() * 16;
+  const auto dk = sum_of<Shape::kDkColumns>(sums, splits, stride);
+  const auto dk_rows = rows_of<Element>(p.dk, seq.at, key_block.h_kv, seq.first_k, p.D);
+  store_rows(dk_rows, dk, row, Shape::dk_column(warpgroup), seq.N, a.score.scale);
+  const auto dv = sum_of<Shape::kDvColumns>(sums + 16 * Shape::kDkColumns, splits, stride);
+  const auto dv_rows = rows_of<Element>(p.dv, seq.at, key_block.h_kv, seq.first_k, p.D_v);
+  store_rows(dv_rows, dv, row, Shape::dv_column(warpgroup), seq.N, a.dropout.factor);
+}
+
+// One CTA per query tile and head, and then one per key block if CTAs share them.
+template <typename Element, int kWidth, int kVWidth>
+TK_KERNEL((BackwardShape<Element, kWidth, kVWidth>::kDqParts * kWarp), 1)
+backward_postprocess_kernel(const __grid_constant__ BackwardArguments a) {
+  using Shape = BackwardShape<Element, kWidth, kVWidth>;
+  const int program = static_cast<int>(blockIdx.x);
+  if (program < a.row_programs) {
+    store_dq<Shape>(a, program);
+  } else {
+    store_keys<Shape>(a, program - a.row_programs);
+  }
 }
 
 }  // namespace tk::cuda::sm90

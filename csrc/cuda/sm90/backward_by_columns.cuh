@@ -4,11 +4,11 @@
 //   s = k q^T, dp = v do^T             32 queries per consumer
 //   p = 2^(s - lse), ds = p (dp - delta)
 //   --- barrier: p and ds of all queries are in shared memory
-//   dv += p do, dk += ds q, dq = ds^T k     half of the columns each
+//   dq = ds^T k, dv += p do, dk += ds q     half of the columns each
+//   dq is accumulated into global memory from registers, while dv and dk are in flight
 //
 // p and ds are double-buffered: one consumer may write the next tile while the other still reads
-// this one, so one barrier per query tile suffices. dq is accumulated into global memory from
-// registers.
+// this one, so one barrier per query tile suffices.
 #pragma once
 
 #include "cuda/sm90/backward_parts.cuh"
@@ -22,9 +22,7 @@ struct ShapeByColumns : BackwardPipelines<Element, kRowWidth, kRowVWidth> {
       Pipelines::kVWidth, Pipelines::kDqElements;
   static_assert(kM == 64 && kN == kWarpgroupRows);
 
-  static constexpr int kColumns = kWidth / kConsumers,
-                       kVColumns = kVWidth / kConsumers;  // per consumer
-  static constexpr int kDqColumns = kColumns;
+  static constexpr int kDqColumns = kWidth / kConsumers;
   TK_DEVICE_METHOD static int dq_row(int) { return 0; }
   TK_DEVICE_METHOD static int dq_column(int consumer) { return consumer * kDqColumns; }
 
@@ -61,13 +59,13 @@ TK_DEVICE void backward_mainloop(const BackwardArguments& a,
                 kQueries = Shape::kM / Shape::kConsumers;
   const int consumer = uniform_consumer_index(), warp_row = warp_in_warpgroup() * 16;
   const int query = consumer * kQueries, j0 = key_block.n * Shape::kN;
-  const int k_column = consumer * Shape::kColumns, v_column = consumer * Shape::kVColumns;
+  const int k_column = Shape::dk_column(consumer), v_column = Shape::dv_column(consumer);
   typename Shape::QPipeline::State state;
   const auto k = shared.k.tile({});
   const auto v = shared.v.tile({});
 
-  Accumulator<1, Shape::kColumns / 8> dk;
-  Accumulator<1, Shape::kVColumns / 8> dv;
+  Accumulator<1, Shape::kDkColumns / 8> dk;
+  Accumulator<1, Shape::kDvColumns / 8> dv;
   dk.clear();
   dv.clear();
   bool last = wait_for_keys(shared), second_buffer = false;
@@ -94,15 +92,15 @@ TK_DEVICE void backward_mainloop(const BackwardArguments& a,
     named_barrier_sync(kAllConsumersBarrier, kAll);  // p and ds are complete
 
     Accumulator<1, Shape::kDqColumns / 8> dq;
-    start_gemm_nn(dv, p_tile, 0, shared.d_o.tile(state), v_column);
-    start_gemm_nn(dk, ds_tile, 0, shared.q.tile(state), k_column);
     start_gemm_tn<Shape::kN>(dq, ds_tile, 0, k, k_column);
+    start_gemm_nn<Shape::kM>(dv, p_tile, 0, shared.d_o.tile(state), v_column);
+    start_gemm_nn<Shape::kM>(dk, ds_tile, 0, shared.q.tile(state), k_column);
+    wait_gemm<2>(dq);
+    add_dq<Shape>(a, info, consumer_warp_index(), info.preceding_blocks(), dq);
     wait_gemm<0>(dv);
     wgmma_hold(registers_of(dk));
-    wgmma_hold(registers_of(dq));
     release(shared.q, state);
     release(shared.d_o, state);
-    add_dq<Shape>(a, info, consumer_warp_index(), info.preceding_blocks(), dq);
     state.next();
     second_buffer = !second_buffer;
   }
@@ -110,7 +108,7 @@ TK_DEVICE void backward_mainloop(const BackwardArguments& a,
   // The epilogue overwrites k with dk. Waiting for a wgmma is not specified to cover the parts of
   // the other warps of the warpgroup, which may still read k.
   consumer_sync();
-  epilogue(a, shared, key_block, dk, dv, 0, k_column, v_column);
+  epilogue(a, shared, key_block, dk, dv, consumer);
 }
 
 }  // namespace tk::cuda::sm90

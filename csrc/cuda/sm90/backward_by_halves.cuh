@@ -7,8 +7,10 @@
 //     p = 2^(s - lse), dv += p do        p from registers
 //     ds = p (dp - delta)                to shared memory
 //   --- barrier: ds of both consumers is complete
-//   dq = ds^T k                          a panel of 64 columns each; of the third panel, both
-//   dk += ds q                           consumers compute the part of their own keys
+//   dq = ds^T k                          of the third panel, the part of the consumer's own keys
+//   dk += ds q                           half of the queries; dq is accumulated meanwhile
+//   dq = ds^T k                          a panel of 64 columns each
+//   dk += ds q                           the other half; dq is accumulated meanwhile
 //
 // ds is double-buffered. dq is accumulated into global memory from registers.
 #pragma once
@@ -99,25 +101,26 @@ TK_DEVICE void backward_mainloop(const BackwardArguments& a,
     named_barrier_sync(kAllConsumersBarrier, kAll);  // ds is complete
 
     Accumulator<1, Shape::kDqColumns / 8> dq;
-    start_gemm_tn<Shape::kN>(dq, ds_tile, 0, k, consumer * Shape::kDqColumns);
-    start_gemm_nn(dk, ds_tile, row, q, 0);
+    start_gemm_tn<kWarpgroupRows>(dq, ds_tile, 0, k, Shape::kConsumers * Shape::kDqColumns, row);
+    start_gemm_nn<kHalf>(dk, ds_tile, row, q, 0, 0);
     wait_gemm<1>(dq);
     wgmma_hold(registers_of(dv));
     release(shared.d_o, state);
-    add_dq<Shape>(a, info, consumer_warp_index(), info.preceding_blocks(), dq);
-    start_gemm_tn<kWarpgroupRows>(dq, ds_tile, 0, k, Shape::kConsumers * Shape::kDqColumns, row);
-    wait_gemm<0>(dq);
-    wgmma_hold(registers_of(dk));
-    release(shared.q, state);
     add_dq<Shape>(a, info, Shape::kConsumers * kWarpgroupWarps + warp_in_warpgroup(),
                   info.preceding_blocks() * Shape::kConsumers + consumer, dq);
+    start_gemm_tn<Shape::kN>(dq, ds_tile, 0, k, consumer * Shape::kDqColumns);
+    start_gemm_nn<kHalf>(dk, ds_tile, row, q, 0, kHalf);
+    wait_gemm<1>(dq);
+    add_dq<Shape>(a, info, consumer_warp_index(), info.preceding_blocks(), dq);
+    wait_gemm<0>(dk);
+    release(shared.q, state);
     state.next();
     second_buffer = !second_buffer;
   }
 
   // The epilogue overwrites k, which the other consumer reads for its last dq.
   named_barrier_sync(kAllConsumersBarrier, kAll);
-  epilogue(a, shared, key_block, dk, dv, row);
+  epilogue(a, shared, key_block, dk, dv, consumer);
 }
 
 }  // namespace tk::cuda::sm90

@@ -152,7 +152,7 @@ TK_DEVICE void backward_mainloop(const BackwardArguments& a,
   // The epilogue overwrites k, which the other consumer reads for its last dq.
   named_barrier_sync(kAllConsumersBarrier, kAll);
 
-  epilogue(a, shared, key_block, dk, dv, row);
+  epilogue(a, shared, key_block, dk, dv, consumer);
 }
 
 }  // namespace tk::cuda::sm90

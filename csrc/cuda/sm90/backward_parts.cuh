@@ -19,6 +19,20 @@ struct BackwardPipelines {
   static constexpr int kM = kTile.block_m, kN = kTile.block_n, kConsumers = kTile.kConsumers;
   static constexpr int kDqParts = kTile.kConsumerWarps, kDqElements = kM * kWidth / kDqParts;
 
+  // dk and dv of a consumer: those of 64 keys, or half of the columns if there are only 64.
+  static constexpr bool kByColumns = kN == kWarpgroupRows;
+  static constexpr int kDkColumns = kByColumns ? kWidth / kConsumers : kWidth,
+                       kDvColumns = kByColumns ? kVWidth / kConsumers : kVWidth;
+  TK_DEVICE_METHOD static int key_row(int consumer) {
+    return kByColumns ? 0 : consumer * kWarpgroupRows;
+  }
+  TK_DEVICE_METHOD static int dk_column(int consumer) {
+    return kByColumns ? consumer * kDkColumns : 0;
+  }
+  TK_DEVICE_METHOD static int dv_column(int consumer) {
+    return kByColumns ? consumer * kDvColumns : 0;
+  }
+
   using KPipeline = Pipeline<SharedTile<Element, kN, kWidth>, 1>;
   using VPipeline = Pipeline<SharedTile<Element, kN, kVWidth>, 1>;
   using QPipeline = Pipeline<SharedTile<Element, kM, kWidth>, kTile.stages>;
@@ -69,32 +83,24 @@ TK_DEVICE int preceding_key_blocks(const BackwardArguments& a, const Sequence& s
   return BlockIterator(key_blocks(seq, i0, i1, kN), visible).before(n);
 }
 
-// Producer: loads k and v once, then every query tile that sees some of these keys, head by head.
+// Producer: loads k and v once, then every query tile of this CTA that sees some of these keys.
 template <typename Shape>
 TK_DEVICE void load(const BackwardArguments& a, const Shape& shared, const KeyBlock& key_block) {
   using Element = typename Shape::Element;
   constexpr int kM = Shape::kM, kN = Shape::kN;
   const BackwardParams& p = a.params;
   const Sequence seq = sequence_of(a, key_block.b);
-  const int j0 = key_block.n * kN, j1 = j0 + kN, heads = static_cast<int>(p.H_q / p.H_kv);
+  const int j0 = key_block.n * kN, j1 = j0 + kN;
   const bool is_varlen = a.varlen.cu_seqlens_q != nullptr;
 
-  int h = key_block.h_kv * heads;
-  const int last_h = h + heads - 1;
-  const auto visible = [&](int m) {
+  const QueryTiles tiles(query_blocks(seq, j0, j1, kM), key_block.h_kv, a.by_sharing,
+                         key_block.split, a.by_splits.divisor());
+  const auto visible = [&](int n) {
+    const auto [m, h] = tiles.at(n);
     return tile_visible(p, seq, h, m * kM, min((m + 1) * kM, seq.M), j0, j1);
   };
-  BlockIterator iterator(query_blocks(seq, j0, j1, kM), visible);
-  const auto advance = [&] {
-    Block block = iterator.next();
-    while (block.index < 0 && h < last_h) {
-      ++h;
-      iterator.restart();
-      block = iterator.next();
-    }
-    return block;
-  };
-  Block block = advance();
+  BlockIterator iterator(tiles.range(), visible);
+  Block block = iterator.next();
   const typename Shape::KPipeline::State kv_state;
   typename Shape::QPipeline::State state;
 
@@ -103,7 +109,7 @@ TK_DEVICE void load(const BackwardArguments& a, const Shape& shared, const KeyBl
   const bool has_dead_keys = has_dead_rows(live_keys, j0, is_varlen ? j1 : min(j1, seq.N));
   if (elect_one()) {
     // last: no query sees this block
-    shared.k.tile_info(kv_state) = {key_block.n, h, false, block.index < 0};
+    shared.k.tile_info(kv_state) = {key_block.n, 0, false, block.index < 0};
     if (!has_dead_keys) {
       fill_by_tma(shared.k, kv_state, a.k, seq.first_k + j0, key_block.h_kv, seq.at);
     }
@@ -116,14 +122,15 @@ TK_DEVICE void load(const BackwardArguments& a, const Shape& shared, const KeyBl
   }
 
   while (block.index >= 0) {
-    const int i0 = block.index * kM;
-    TileInfo info(block.index, h, block.full, false);
-    info.tile = tile_of<kM>(a, seq, h, block.index);
+    const auto [m, h] = tiles.at(block.index);
+    const int i0 = m * kM;
+    TileInfo info(m, h, block.full, false);
+    info.tile = tile_of<kM>(a, seq, h, m);
     if (a.dq_semaphore) {
       info.set_preceding_blocks(preceding_key_blocks<Shape>(a, seq, h, i0, key_block.n));
     }
     const float* const row_stats = a.row_stats + int64_t{info.tile} * RowStats<kM>::kStored;
-    block = advance();
+    block = iterator.next();
     if (block.index < 0) info.set_last();
     shared.row_stats.wait_empty(state);
     if (!a.score.plain ||
@@ -311,30 +318,8 @@ class ScoreGradients {
   const Keep& keep_;
 };
 
-// Stores 64 rows of dk and dv from `row` on, columns from k_column and v_column on, staged through
-// the tiles of k and v. Called by a consumer, at the end.
-template <typename Shape, int kN, int kVN>
-TK_DEVICE void epilogue(const BackwardArguments& a, const Shape& shared, const KeyBlock& key_block,
-                        Accumulator<1, kN>& dk, Accumulator<1, kVN>& dv, int row, int k_column = 0,
-                        int v_column = 0) {
-  using Element = typename Shape::Element;
-  const BackwardParams& p = a.params;
-  const Sequence seq = sequence_of(a, key_block.b);
-  for_each_element<1, kN>([&](int m, int n, int e) { dk.x[m][n][e] *= a.score.scale; });
-  for_each_element<1, kVN>([&](int m, int n, int e) { dv.x[m][n][e] *= a.dropout.factor; });
-  const int j0 = key_block.n * Shape::kN + row;
-  const auto dk_rows =
-      output_of<Element>(a, a.dk, p.dk, seq.at, key_block.h_kv, seq.first_k, seq.N, p.D);
-  const auto dv_rows =
-      output_of<Element>(a, a.dv, p.dv, seq.at, key_block.h_kv, seq.first_k, seq.N, p.D_v);
-  const typename Shape::KPipeline::State kv_state;
-  store(dk, dk_rows, j0, shared.k.tile(kv_state), row, k_column);
-  store(dv, dv_rows, j0, shared.v.tile(kv_state), row, v_column);
-  wait_stores_read<0>();  // of dk, dv and dq
-}
-
-// A lane's first float4 in a warp's part of dq. The others follow at multiples of kFloat4Step,
-// which are immediate operands.
+// A lane's first float4 in a warp's part of the sums of dq, dk or dv. The others follow at
+// multiples of kFloat4Step, which are immediate operands.
 template <typename Float>
 TK_DEVICE Float* first_float4(Float* part) {
   return part + 4 * lane_index();
@@ -342,15 +327,51 @@ TK_DEVICE Float* first_float4(Float* part) {
 constexpr int kFloat4Step = 4 * kWarp;
 
 // Calls visit(to, float4) for every four accumulator elements of a thread, with their place in a
-// part of dq.
+// warp's part.
 template <int kN, typename Visit>
-TK_DEVICE void for_each_float4(const Accumulator<1, kN>& dq, float* part, const Visit& visit) {
+TK_DEVICE void for_each_float4(const Accumulator<1, kN>& sums, float* part, const Visit& visit) {
   float* const first = first_float4(part);
 #pragma unroll
   for (int n = 0; n < kN; ++n) {
-    const float (&x)[4] = dq.x[0][n];
+    const float (&x)[4] = sums.x[0][n];
     visit(first + n * kFloat4Step, make_float4(x[0], x[1], x[2], x[3]));
   }
+}
+
+// A warp's part of key_sums, of one CTA: dk, then dv.
+template <typename Shape>
+TK_DEVICE float* key_sums(const BackwardArguments& a, int64_t program, int warp) {
+  constexpr int kElements = 16 * (Shape::kDkColumns + Shape::kDvColumns);
+  return a.key_sums + (program * Shape::kTile.kConsumerWarps + warp) * kElements;
+}
+
+// Stores dk and dv of a consumer, staged through the tiles of k and v. If CTAs share the key block
+// it stores its sums instead. Called at the end.
+template <typename Shape, int kN, int kVN>
+TK_DEVICE void epilogue(const BackwardArguments& a, const Shape& shared, const KeyBlock& key_block,
+                        Accumulator<1, kN>& dk, Accumulator<1, kVN>& dv, int consumer) {
+  using Element = typename Shape::Element;
+  const BackwardParams& p = a.params;
+  if (a.by_splits.divisor() > 1) {
+    float* const sums = key_sums<Shape>(a, key_block.program, consumer_warp_index());
+    const auto store_sum = [](float* to, const float4& x) { *reinterpret_cast<float4*>(to) = x; };
+    for_each_float4(dk, sums, store_sum);
+    for_each_float4(dv, sums + 16 * Shape::kDkColumns, store_sum);
+    wait_stores_read<0>();  // of dq
+    return;
+  }
+  const Sequence seq = sequence_of(a, key_block.b);
+  for_each_element<1, kN>([&](int m, int n, int e) { dk.x[m][n][e] *= a.score.scale; });
+  for_each_element<1, kVN>([&](int m, int n, int e) { dv.x[m][n][e] *= a.dropout.factor; });
+  const int row = Shape::key_row(consumer), j0 = key_block.n * Shape::kN + row;
+  const auto dk_rows =
+      output_of<Element>(a, a.dk, p.dk, seq.at, key_block.h_kv, seq.first_k, seq.N, p.D);
+  const auto dv_rows =
+      output_of<Element>(a, a.dv, p.dv, seq.at, key_block.h_kv, seq.first_k, seq.N, p.D_v);
+  const typename Shape::KPipeline::State kv_state;
+  store(dk, dk_rows, j0, shared.k.tile(kv_state), row, Shape::dk_column(consumer));
+  store(dv, dv_rows, j0, shared.v.tile(kv_state), row, Shape::dv_column(consumer));
+  wait_stores_read<0>();  // of dk, dv and dq
 }
 
 // Accumulates a part of dq into dq_sums, from the registers of a warp. `turn` is the number of

@@ -5,7 +5,6 @@
 #include "cuda/common/preprocess_tile.cuh"
 #include "cuda/common/score_gradient.cuh"
 #include "cuda/sm90/pipeline.cuh"
-#include "cuda/sm90/tile_scheduler.cuh"
 
 namespace tk::cuda::sm90 {
 
@@ -18,6 +17,11 @@ struct BackwardArguments : Arguments<BackwardParams> {
                        // mode
   int* block_counter;  // CTAs started so far, see program_of
   int row_tiles;       // of the longest sequence
+  int row_programs;    // query tiles over all sequences and heads, if all had the longest length
+  TileOrder order;     // of the key blocks
+  Divisor by_sharing;  // query heads per key head
+  Divisor by_splits;   // CTAs that share a key block
+  float* key_sums;     // (CTAs, consumer warps, elements of dk and dv / 4, 32, 4), if they share
   TensorMap q, k, v, d_o, dk, dv;
 };
 

@@ -85,16 +85,18 @@ TK_DEVICE void start_gemm_nn(Accumulator<1, kN>& c, const Fragment<Element> (&a)
 }
 
 // c += a b with 64 rows of a from `row` on, in shared memory, and 8 kN columns of b from `column`
-// on.
-template <typename TileA, typename TileB, int kN>
+// on; of kDepth columns of a, and rows of b, from `first` on.
+template <int kDepth, typename TileA, typename TileB, int kN>
 TK_DEVICE void start_gemm_nn(Accumulator<1, kN>& c, const TileA& a_tile, int row,
-                             const TileB& b_tile, int column) {
+                             const TileB& b_tile, int column, int first = 0) {
   using Element = ElementOf<TileA>;
-  static_assert(TileA::kWidth == TileB::kRows);
-  const uint64_t a = k_major_descriptor(a_tile, row), b = mn_major_descriptor(b_tile, column);
+  static_assert(TileA::kWidth == TileB::kRows && TileA::kWidth % kDepth == 0);
+  static_assert(kDepth == TileA::kWidth || kDepth <= TileA::kPanel);
+  const uint64_t a = advance(k_major_descriptor(a_tile, row), k_major_step<TileA>(first)),
+                 b = advance(mn_major_descriptor(b_tile, column), mn_major_step<TileB>(first));
   wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < TileA::kWidth; k += 16) {
+  for (int k = 0; k < kDepth; k += 16) {
     wgmma<Major::kK, Major::kMN>(registers_of(c), advance(a, k_major_step<TileA>(k)),
                                  advance(b, mn_major_step<TileB>(k)), Element{}, true);
   }

@@ -34,7 +34,7 @@ TensorMap tensor_map_of(const Strided& x, int64_t entries, int64_t heads, int64_
 }
 
 // True if some query tiles may see fewer keys than others.
-inline bool has_uneven_tiles(const ForwardParams& p, const LaunchArgs& launch) {
+inline bool has_uneven_tiles(const Problem& p, const LaunchArgs& launch) {
   const MaskParams& mask = p.mask;
   const bool every_diagonal = mask.diagonal_low <= 1 - p.M && mask.diagonal_high >= p.N - 1;
   return !every_diagonal || mask.key_start || mask.key_end || mask.block_mask ||
@@ -60,8 +60,7 @@ void launch_forward(const ForwardParams& p, const LaunchArgs& launch, void* work
   if (taken) TK_LAUNCH(clear_kernel, 1, kWarp, 0, launch.stream, taken);
   ForwardArguments a{
       {p, launch.varlen, dropout_of(p, launch), score_scale_of(p), static_cast<int>(blocks)},
-      {heads, p.H_q, p.H_q / p.H_kv, blocks, swizzle_heads_of(p, launch.max_seqlen_k, heads),
-       taken},
+      {forward_order(p, sequences(p, launch), blocks, launch.max_seqlen_k), p.H_q / p.H_kv, taken},
       tensor_map_of<Element>(p.q, p.B, p.H_q, p.M, p.D, kTile.block_m()),
       tensor_map_of<Element>(p.k, p.B, p.H_kv, p.N, p.D, kTile.block_n),
       tensor_map_of<Element>(p.v, p.B, p.H_kv, p.N, p.D_v, kTile.block_n),
@@ -74,12 +73,19 @@ template <typename Shape>
 struct BackwardSizes {
   static constexpr int kM = Shape::kM;
   int64_t row_tiles, key_blocks, all_tiles;
+  int64_t row_programs, key_programs;  // if all sequences had the greatest length
+  int64_t splits = 1;                  // CTAs that share a key block
 
   BackwardSizes(const BackwardParams& p, const LaunchArgs& launch)
       : row_tiles(ceil_of(launch.max_seqlen_q, kM)),
         key_blocks(ceil_of(launch.max_seqlen_k, Shape::kN)) {
     all_tiles =
         p.H_q * (launch.varlen.cu_seqlens_q ? p.M / kM + launch.varlen.B : p.B * ceil_of(p.M, kM));
+    row_programs = row_tiles * p.H_q * sequences(p, launch);
+    key_programs = key_blocks * p.H_kv * sequences(p, launch);
+    if (key_programs == 0) return;
+    splits = key_block_splits(key_programs, row_tiles * (p.H_q / p.H_kv),
+                              has_uneven_tiles(p, launch), multiprocessors().count);
   }
 };
 
@@ -90,6 +96,8 @@ void lay_out(Arena& arena, const BackwardSizes<Shape>& sizes, BackwardArguments&
   a.dq_semaphore = arena.take<int>(sizes.all_tiles * Shape::kDqParts);
   a.block_counter = arena.take<int>(1);
   a.row_stats = arena.take<float>(sizes.all_tiles * RowStats<Shape::kM>::kStored);
+  const int64_t keys = sizes.splits > 1 ? sizes.key_programs * sizes.splits * Shape::kN : 0;
+  a.key_sums = arena.take<float>(keys * (Shape::kWidth + Shape::kVWidth));
 }
 
 template <typename Shape>
@@ -106,15 +114,19 @@ void launch_backward(const BackwardParams& p, const LaunchArgs& launch, void* wo
   using Shape = BackwardShape<Element, kWidth, kVWidth>;
   constexpr int kM = Shape::kM, kN = Shape::kN;
   const BackwardSizes<Shape> sizes(p, launch);
-  const int64_t B = sequences(p, launch);
   Arena arena(workspace);
   BackwardArguments a{};
   a.params = p;
   a.varlen = launch.varlen;
   a.dropout = dropout_of(p, launch);
   a.score = score_scale_of(p);
-  a.blocks = static_cast<int>(sizes.key_blocks);
   a.row_tiles = static_cast<int>(sizes.row_tiles);
+  a.row_programs = static_cast<int>(grid(sizes.row_programs));
+  if (sizes.key_programs > 0) {
+    a.order = backward_order(p, sequences(p, launch), sizes.key_blocks, launch.max_seqlen_q);
+    a.by_sharing = Divisor(p.H_q / p.H_kv);
+    a.by_splits = Divisor(sizes.splits);
+  }
   lay_out(arena, sizes, a);
   // Without queries nothing is added to dq, and no preprocess kernel clears the counter.
   if (!deterministic || sizes.row_tiles == 0) a.dq_semaphore = nullptr;
@@ -125,23 +137,24 @@ void launch_backward(const BackwardParams& p, const LaunchArgs& launch, void* wo
   a.dk = tensor_map_of<Element>(p.dk, p.B, p.H_kv, p.N, p.D, kWarpgroupRows);
   a.dv = tensor_map_of<Element>(p.dv, p.B, p.H_kv, p.N, p.D_v, kWarpgroupRows);
 
-  const int64_t row_programs = sizes.row_tiles * p.H_q * B;
-  if (row_programs > 0) {
+  if (sizes.row_programs > 0) {
     TK_LAUNCH((sm90::backward_preprocess_kernel<Element, kM, Shape::kDqParts, Shape::kDqElements,
                                                 kVWidth>),
-              grid(row_programs), preprocess_threads(kM, 2 * kVWidth), 0, launch.stream, a);
+              grid(sizes.row_programs), preprocess_threads(kM, 2 * kVWidth), 0, launch.stream, a);
   }
-  const int64_t key_programs = sizes.key_blocks * p.H_kv * B;
-  if (key_programs > 0 && a.dropout.seed) {
-    TK_LAUNCH((sm90::dropout_backward_kernel<Element, kWidth, kVWidth>), grid(key_programs),
+  const int64_t ctas = sizes.key_programs * sizes.splits;
+  if (ctas > 0 && a.dropout.seed) {
+    TK_LAUNCH((sm90::dropout_backward_kernel<Element, kWidth, kVWidth>), grid(ctas),
               Shape::kTile.threads(), Shape::kBytes + DropoutMask<Shape>::kBytes, launch.stream, a);
-  } else if (key_programs > 0) {
-    TK_LAUNCH((sm90::backward_kernel<Element, kWidth, kVWidth>), grid(key_programs),
-              Shape::kTile.threads(), Shape::kBytes, launch.stream, a);
+  } else if (ctas > 0) {
+    TK_LAUNCH((sm90::backward_kernel<Element, kWidth, kVWidth>), grid(ctas), Shape::kTile.threads(),
+              Shape::kBytes, launch.stream, a);
   }
-  if (row_programs > 0) {
-    TK_LAUNCH((sm90::dq_postprocess_kernel<Element, kWidth, kVWidth>), grid(row_programs),
-              Shape::kDqParts * kWarp, 0, launch.stream, a);
+  const int64_t shared_blocks = sizes.splits > 1 ? sizes.key_programs : 0;
+  if (sizes.row_programs + shared_blocks > 0) {
+    TK_LAUNCH((sm90::backward_postprocess_kernel<Element, kWidth, kVWidth>),
+              grid(sizes.row_programs + shared_blocks), Shape::kDqParts * kWarp, 0, launch.stream,
+              a);
   }
 }
 

@@ -1,12 +1,9 @@
-// Schedules of the CTAs: the persistent tile scheduler of the forward pass, whose CTAs process many
-// (batch, head, row block) tiles, and the key block of a CTA of the backward pass.
+// Persistent tile scheduler of the forward pass, whose CTAs process many (batch, head, row block)
+// tiles.
 #pragma once
 
-#include <algorithm>
-#include <bit>
-
-#include "cuda/common/divisor.h"
 #include "cuda/common/rows.cuh"
+#include "cuda/common/tile_order.cuh"
 
 namespace tk::cuda::sm90 {
 
@@ -19,43 +16,28 @@ struct WorkTile {
   TK_DEVICE_METHOD bool is_none() const { return b < 0; }
 };
 
-// Order and assignment of the tiles. Heads are grouped so that the keys and values of one group fit
-// in L2 (L2 swizzle). Within a group, row blocks run longest first: under a causal mask the last
-// rows see the most keys.
+// Assignment of the tiles of the forward pass. A tile is a row block of a query head. Row blocks
+// run longest first: under a causal mask the last rows see the most keys.
 //
 // CTA n starts with tile n. If tiles differ in their visible keys, a CTA that has finished one
 // takes the next tile that no other has taken, by a counter in global memory. Otherwise it takes
 // every gridDim.x-th tile.
 class TileScheduler {
  public:
-  // Arguments: query heads over all sequences, and of one; query heads per key head; row blocks of
-  // the longest sequence; heads per L2 swizzle group; the tiles taken after the first of each CTA,
-  // initially 0 (null: no counter).
-  TileScheduler(int64_t heads, int64_t H_q, int64_t sharing, int64_t blocks, int64_t swizzle_heads,
-                int* taken)
-      : heads_(static_cast<int>(heads)),
-        blocks_(static_cast<int>(blocks)),
-        swizzle_heads_(static_cast<int>(swizzle_heads)),
-        taken_(taken),
-        by_H_q_(H_q),
-        by_sharing_(sharing),
-        by_group_tiles_(swizzle_heads * blocks),
-        by_group_heads_(swizzle_heads),
-        by_last_heads_((heads - 1) % swizzle_heads + 1) {}
+  // Arguments: order of the tiles; query heads per key head; the tiles taken after the first of
+  // each CTA, initially 0 (null: no counter).
+  TileScheduler(const TileOrder& order, int64_t sharing, int* taken)
+      : order_(order), taken_(taken), by_sharing_(sharing) {}
 
-  TK_DEVICE_METHOD int count() const { return heads_ * blocks_; }
+  TK_DEVICE_METHOD int count() const { return order_.count(); }
 
   // Position of tile n.
   struct Position {
     int b, h, block;  // sequence, query head, row block
   };
   TK_DEVICE_METHOD Position position(int n) const {
-    const auto [group, within] = by_group_tiles_.divide(n);
-    const int first = group * swizzle_heads_;
-    const bool last = heads_ - first < swizzle_heads_;
-    const auto [from_last, head] = (last ? by_last_heads_ : by_group_heads_).divide(within);
-    const auto [b, h] = by_H_q_.divide(first + head);
-    return {b, h, blocks_ - 1 - from_last};
+    const auto [b, h, step] = order_.position(n);
+    return {b, h, order_.steps() - 1 - step};
   }
 
   TK_DEVICE_METHOD int key_head(int h) const { return by_sharing_.divide(h).quotient; }
@@ -69,31 +51,18 @@ class TileScheduler {
   }
 
  private:
-  int heads_, blocks_, swizzle_heads_;
+  TileOrder order_;
   int* taken_;
-  Divisor by_H_q_, by_sharing_, by_group_tiles_, by_group_heads_, by_last_heads_;
+  Divisor by_sharing_;
 };
 
-// The key block of one CTA of the backward pass.
-struct KeyBlock {
-  int b, h_kv, n;  // n: index of the key block
-
-  // That of CTA `program`. Under a causal mask the first key blocks of a head, which most queries
-  // see, begin first.
-  TK_DEVICE_METHOD static KeyBlock of(int program, int blocks, int H_kv) {
-    return {program / blocks / H_kv, program / blocks % H_kv, program % blocks};
-  }
-};
-
-// Query heads per L2 swizzle group: their keys and values fill at most half of a 50 MB L2. The key
-// heads of a group are a power of two, which divides most numbers of heads: a last group of fewer
-// heads has too few tiles at a time to keep all multiprocessors busy.
-inline int swizzle_heads_of(const Problem& p, int64_t keys, int64_t heads) {
-  constexpr uint64_t kCacheBytes = uint64_t{24} << 20;
-  const int64_t sharing = p.H_q / p.H_kv, bytes = std::max<int64_t>(keys, 1) * (p.D + p.D_v) * 2;
-  const auto fitting =
-      static_cast<int64_t>(std::bit_floor(kCacheBytes / static_cast<uint64_t>(bytes)));
-  return static_cast<int>(std::clamp(fitting * sharing, sharing, heads));
+// Order of the forward pass over the row blocks of all query heads. A group shares the keys and
+// values of its key heads.
+inline TileOrder forward_order(const Problem& p, int64_t sequences, int64_t row_blocks,
+                               int64_t keys) {
+  const int64_t heads = sequences * p.H_q, sharing = p.H_q / p.H_kv;
+  const int64_t fitting = grouped_heads(keys * (p.D + p.D_v) * 2) * sharing;
+  return {heads, p.H_q, row_blocks, std::clamp(fitting, sharing, heads)};
 }
 
 // Calls visit(tile) for each nonempty tile of this CTA. Called by one warp.

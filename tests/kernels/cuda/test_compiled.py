@@ -228,7 +228,7 @@ def test_hopper_has_every_sm90_kernel(hopper: list[Resources]) -> None:
     assert {one.architecture for one in hopper} == {HOPPER_CODE}
     assert {(one.kernel, one.element, one.width, one.v_width) for one in hopper} >= {
         (kernel, element.lower(), *widths)
-        for kernel in (*MAX_HOPPER_SPILLS, "dq_postprocess_kernel")
+        for kernel in (*MAX_HOPPER_SPILLS, "backward_postprocess_kernel")
         for element in HOPPER_ELEMENTS
         for widths in HOPPER_WIDTHS
     }

@@ -267,7 +267,7 @@ def test_gradients(name: str, D: int) -> None:
     tk.attention(*x, backend="cuda", **options).sum().backward()
     kernel = explain(*x, backend="cuda", **options).kernel
     assert kernel is not None
-    assert emulator.latest_launch().startswith("(sm90::dq_postprocess")
+    assert emulator.latest_launch().startswith("(sm90::backward_postprocess")
     assert kernel.startswith("csrc/cuda/sm90")
     assert "sm80 backward" not in kernel
     if name in GRADIENTS_BY_SM80:

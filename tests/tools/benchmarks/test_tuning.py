@@ -240,8 +240,10 @@ def test_every_tile_is_right_in_the_emulator(emulated: Original) -> None:
     assert all(row.error < 0.02 for row in rows)
     assert {one.line().count("|") for one in results} == {7}
     for group, own in TILES.items():
-        folder = "sm90::" if group.kernels == "sm90" else ""
-        kernel = "forward_kernel" if group.direction == "fwd" else "dq_postprocess_kernel"
+        hopper = group.kernels == "sm90"
+        folder = "sm90::" if hopper else ""
+        backward = "backward_postprocess_kernel" if hopper else "dq_postprocess_kernel"
+        kernel = "forward_kernel" if group.direction == "fwd" else backward
         for library in libraries_of(group, own)[2:]:
             launched = getattr(torch.ops, library.namespace).latest_launch()
             assert launched.startswith(f"({folder}{kernel}")

@@ -1,0 +1,127 @@
+// Order in which tiles are processed: row blocks of the forward pass on Hopper, key blocks of the
+// backward pass, and the query tiles of a key block.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+
+#include "cuda/common/divisor.h"
+#include "cuda/common/rows.cuh"
+
+namespace tk::cuda {
+
+// Order of the tiles of all heads. Heads are divided into groups whose data fit in L2 (L2 swizzle).
+// Within a group the tiles of all heads at step 0 come first, then those at step 1.
+class TileOrder {
+ public:
+  TileOrder() = default;
+  // Arguments: heads over all sequences, and of one; steps of the longest sequence; heads per
+  // group.
+  TileOrder(int64_t heads, int64_t heads_of_sequence, int64_t steps, int64_t group_heads)
+      : heads_(static_cast<int>(heads)),
+        steps_(static_cast<int>(steps)),
+        group_heads_(static_cast<int>(group_heads)),
+        by_heads_of_sequence_(heads_of_sequence),
+        by_group_tiles_(group_heads * steps),
+        by_group_heads_(group_heads),
+        by_last_heads_((heads - 1) % group_heads + 1) {}
+
+  TK_DEVICE_METHOD int count() const { return heads_ * steps_; }
+  TK_DEVICE_METHOD int steps() const { return steps_; }
+
+  // Position of tile n.
+  struct Position {
+    int b, h, step;  // sequence, head
+  };
+  TK_DEVICE_METHOD Position position(int n) const {
+    const auto [group, within] = by_group_tiles_.divide(n);
+    const int first = group * group_heads_;
+    const bool last = heads_ - first < group_heads_;
+    const auto [step, head] = (last ? by_last_heads_ : by_group_heads_).divide(within);
+    const auto [b, h] = by_heads_of_sequence_.divide(first + head);
+    return {b, h, step};
+  }
+
+ private:
+  int heads_ = 1, steps_ = 1, group_heads_ = 1;
+  Divisor by_heads_of_sequence_, by_group_tiles_, by_group_heads_, by_last_heads_;
+};
+
+// Heads per group of a TileOrder, if one head has `bytes` in L2: they fill at most half of 50 MB,
+// and their number is a power of two, which divides most numbers of heads. A last group of fewer
+// heads has too few tiles at a time to keep all multiprocessors busy.
+inline int64_t grouped_heads(int64_t bytes) {
+  constexpr uint64_t kCacheBytes = uint64_t{24} << 20;
+  return static_cast<int64_t>(
+      std::bit_floor(kCacheBytes / static_cast<uint64_t>(std::max<int64_t>(bytes, 1))));
+}
+
+// Order of the backward pass over the key blocks of all key heads. Under a causal mask the first
+// key blocks, which most queries see, begin first. CTAs of a head share its q, do and sums of dq;
+// with few heads in a group the long first blocks of the last group would run alone at the end.
+inline TileOrder backward_order(const Problem& p, int64_t sequences, int64_t key_blocks,
+                                int64_t queries) {
+  constexpr int64_t kLeastHeads = 16;
+  const int64_t heads = sequences * p.H_kv, sharing = p.H_q / p.H_kv;
+  const int64_t fitting = grouped_heads(queries * sharing * (6 * p.D + 2 * p.D_v));
+  return {heads, p.H_kv, key_blocks, std::min(std::max(fitting, kLeastHeads), heads)};
+}
+
+// CTAs that share each of `key_blocks` (of all heads), where these alone would leave
+// multiprocessors idle: each takes every n-th of up to `query_tiles`. If some key blocks have fewer
+// tiles than others, twice as many CTAs fill the gaps.
+inline int64_t key_block_splits(int64_t key_blocks, int64_t query_tiles, bool uneven,
+                                int64_t multiprocessors) {
+  constexpr int64_t kLeastTiles = 4;  // of a CTA: fewer would not pay for its start and its end
+  const int64_t idle = (uneven ? 2 : 1) * multiprocessors / key_blocks;
+  const int64_t splits = std::max<int64_t>(std::min(idle, query_tiles / kLeastTiles), 1);
+  return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(splits)));
+}
+
+// The key block of one CTA of the backward pass.
+struct KeyBlock {
+  int program;     // number of the CTA
+  int b, h_kv, n;  // sequence, key head, index of the key block
+  int split;       // number of the CTA among those that share the key block
+
+  TK_DEVICE_METHOD static KeyBlock of(int program, const TileOrder& order, const Divisor& splits) {
+    const auto [n, split] = splits.divide(program);
+    const auto [b, h_kv, step] = order.position(n);
+    return {program, b, h_kv, step, split};
+  }
+};
+
+// The query tiles of one CTA of the backward pass, of the `blocks` that see its key block, for
+// every query head that shares the key head: the last block of all heads first, and of these tiles
+// every `splits`-th from `split` on.
+//
+// Last queries first is the order in which no CTA waits for long in deterministic mode. There key
+// blocks accumulate into dq in ascending order, and CTAs start in ascending order: one that begins
+// with a tile of later queries than the CTA before it (a diagonal mask) finds that tile free.
+class QueryTiles {
+ public:
+  TK_DEVICE_METHOD QueryTiles(BlockRange blocks, int h_kv, const Divisor& by_sharing, int split = 0,
+                              int splits = 1)
+      : last_block_(blocks.last - 1),
+        tiles_(max(blocks.last - blocks.first, 0) * by_sharing.divisor()),
+        first_h_(h_kv * by_sharing.divisor()),
+        split_(split),
+        splits_(splits),
+        by_sharing_(by_sharing) {}
+
+  TK_DEVICE_METHOD BlockRange range() const { return {0, ceil_divide(tiles_ - split_, splits_)}; }
+
+  struct Tile {
+    int block, h;
+  };
+  TK_DEVICE_METHOD Tile at(int n) const {
+    const auto [from_last, head] = by_sharing_.divide(n * splits_ + split_);
+    return {last_block_ - from_last, first_h_ + head};
+  }
+
+ private:
+  int last_block_, tiles_, first_h_, split_, splits_;
+  const Divisor& by_sharing_;
+};
+
+}  // namespace tk::cuda
