@@ -33,17 +33,18 @@ TK_DEVICE OutputTensor<Element> output_of(const Arguments<Params>& a, const Tens
 // `column` on (the first of a panel). Staged through rows [tile_row, tile_row + 64) of a tile that
 // is no longer read, then stored by TMA, which skips rows past the end of the tensor. With varlen
 // the rows past the end belong to the next sequence, so a partial block is stored from registers.
-// TMA reads the tile until the leader of the warpgroup has called wait_stores_read<0>.
+// So is one that begins before the first row, where TMA cannot store. TMA reads the tile until the
+// leader of the warpgroup has called wait_stores_read<0>.
 template <typename Element, int kN, typename Tile>
 TK_DEVICE void store(const Accumulator<1, kN>& x, const OutputTensor<Element>& output,
                      int output_row, const Tile& tile, int tile_row, int column = 0) {
   constexpr int kColumns = 8 * kN;
   static_assert(kColumns % Tile::kPanel == 0 && kColumns <= Tile::kWidth);
   const int warp_row = warp_in_warpgroup() * 16;
-  if (output.is_varlen && output_row + kWarpgroupRows > output.end) {
+  if (output_row < 0 || (output.is_varlen && output_row + kWarpgroupRows > output.end)) {
     x.for_each_pair([&](int r, int c, float first, float second) {
       const int i = output_row + warp_row + r;
-      if (i < output.end) output.rows.store_pair(i, column + c, first, second);
+      if (i >= 0 && i < output.end) output.rows.store_pair(i, column + c, first, second);
     });
     consumer_sync();
     return;

@@ -52,6 +52,10 @@ class ForwardConsumer {
   // The first scores of the next tile are computed while this one ends. Three consumers hide the
   // ends of each other's tiles, and have too few registers: it is slower there.
   static constexpr bool kOverlapsTiles = Shape::kSpareQuery && kConsumers == 2;
+  // Under a causal mask the first consumer sees nothing of the last key block of a tile, if the
+  // tile has that many more rows.
+  static constexpr bool kSkipsBlocks = Shape::kM - kWarpgroupRows >= kN;
+  static_assert(!kSkipsBlocks || !kOverlapsTiles);
 
   TK_DEVICE_METHOD const WorkTile& tile_at(const QueryState& position) const {
     return shared_.q.tile_info(position);
@@ -72,6 +76,13 @@ class ForwardConsumer {
   TK_DEVICE_METHOD void release_v() {
     release(shared_.v, state_.v);
     state_.v.next();
+  }
+  // Those of the last key block whose weights were computed, and of one that was skipped after it.
+  TK_DEVICE_METHOD void release_last_v() {
+    release_v();
+    if (!skipped_) return;
+    shared_.v.wait_full(state_.v);
+    release_v();
   }
 
   // Weights of a key block, in s, from its scores.
@@ -105,9 +116,11 @@ class ForwardConsumer {
   }
 
   // Iterates over the key blocks of a tile whose first scores are complete. Leaves the weights of
-  // the last one to be multiplied by v.
+  // the last one to be multiplied by v. Skips a last block that none of the consumer's queries
+  // sees.
   TK_DEVICE_METHOD void mainloop() {
     TileInfo block = shared_.k.tile_info(state_.k);
+    skipped_ = false;
     release_k();
     finish_scores(block);
     round_weights();
@@ -116,6 +129,12 @@ class ForwardConsumer {
       shared_.k.wait_full(state_.k);
       block = shared_.k.tile_info(state_.k);
       ping_pong_.wait();
+      skipped_ = kSkipsBlocks && block.dead_strips() > ping_pong_.consumer;
+      if (skipped_) {
+        ping_pong_.signal_next();
+        release_k();
+        return;
+      }
       start_scores();
       shared_.v.wait_full(state_.v);
       start_output();
@@ -141,7 +160,7 @@ class ForwardConsumer {
     softmax_.finish(a_.dropout.factor, unit, [&](int, int half, float share, const LogSumExp& lse) {
       factor_[half] = share;
       const int i = i0 + row_of(2 * half);
-      if (i < seq.M && lane_index() % 4 == 0) store_lse(p, statistics + i, lse);
+      if (i >= 0 && i < seq.M && lane_index() % 4 == 0) store_lse(p, statistics + i, lse);
     });
   }
 
@@ -172,7 +191,7 @@ class ForwardConsumer {
     start_output();
     finish_softmax(position);
     wait_gemm<0>(o_);
-    release_v();
+    release_last_v();
     store_output(position);
   }
 
@@ -235,7 +254,7 @@ class ForwardConsumer {
   SoftmaxState<1> softmax_;
   float factor_[2];  // of the rows of o
   QueryState stored_;
-  bool is_stored_ = false;
+  bool is_stored_ = false, skipped_ = false;
 };
 
 }  // namespace tk::cuda::sm90

@@ -7,6 +7,7 @@
 
 #include "cuda/common/masks.cuh"
 #include "cuda/sm90/forward_shape.cuh"
+#include "cuda/sm90/warpgroups.cuh"
 
 namespace tk::cuda::sm90 {
 
@@ -62,12 +63,17 @@ class ForwardProducer {
     const ForwardParams& p = a_.params;
     const Sequence seq = sequence_of(a_, tile.b);
     const int h_kv = a_.scheduler.key_head(tile.h);
-    const int i0 = tile.i0, i1 = min(i0 + kM, seq.M);
+    const int i0 = max(tile.i0, 0), i1 = min(tile.i0 + kM, seq.M);
     const LiveKeys live_keys = live_keys_of(a_, seq, h_kv);
     const auto load_k = [&](const Block& block, bool last) {
       shared_.k.wait_empty(state_.k);
       if (elect_one()) {
-        shared_.k.tile_info(state_.k) = {block.index, tile.h, block.full, last};
+        TileInfo info(block.index, tile.h, block.full, last);
+        // Consumers own kWarpgroupRows queries each; i + seq.high is the last key that query i
+        // sees.
+        const int unseen = block.index * kN - seq.high - tile.i0;
+        if (last && unseen > 0) info.set_dead_strips(unseen / kWarpgroupRows);
+        shared_.k.tile_info(state_.k) = info;
         fill_by_tma(shared_.k, state_.k, a_.k, seq.first_k + block.index * kN, h_kv, seq.at);
       }
       state_.k.next();

@@ -25,10 +25,13 @@ struct alignas(16) TileInfo {
   // this tile before this one.
   TK_DEVICE_METHOD bool natural_lse() const { return flags & kNaturalLse; }
   TK_DEVICE_METHOD int preceding_blocks() const { return flags >> kFlagBits; }
+  // Last key block only: the first consumers whose queries do not see it.
+  TK_DEVICE_METHOD int dead_strips() const { return flags >> kFlagBits; }
 
   TK_DEVICE_METHOD void set_last() { flags |= kLast; }
   TK_DEVICE_METHOD void set_natural_lse() { flags |= kNaturalLse; }
   TK_DEVICE_METHOD void set_preceding_blocks(int count) { flags |= count << kFlagBits; }
+  TK_DEVICE_METHOD void set_dead_strips(int count) { flags |= count << kFlagBits; }
 
  private:
   static constexpr int kFull = 1, kLast = 2, kNaturalLse = 4, kFlagBits = 3;

@@ -65,14 +65,29 @@ inline TileOrder forward_order(const Problem& p, int64_t sequences, int64_t row_
   return {heads, p.H_q, row_blocks, std::clamp(fitting, sharing, heads)};
 }
 
+// Rows of the first row block of a dense call that are before the first query: the last block ends
+// with the last query, up to 15 rows. So under a causal mask the partial block is the one that sees
+// the fewest keys. Multiples of 16 keep the rows of a warp together: results do not depend on it.
+TK_DEVICE int rows_before(int M, int block_m) {
+  return (ceil_divide(M, block_m) * block_m - M) / 16 * 16;
+}
+
+// Strips of `rows` queries each, from i0 on, that see no key from j0 on.
+TK_DEVICE int dead_strips(const Sequence& s, int i0, int j0, int rows) {
+  return max(j0 - s.high - i0, 0) / rows;
+}
+
 // Calls visit(tile) for each nonempty tile of this CTA. Called by one warp.
 template <typename Params, typename Visit>
 TK_DEVICE void for_each_tile(const Arguments<Params>& a, const TileScheduler& scheduler,
                              int block_m, const Visit& visit) {
+  // Varlen rows before the first belong to another sequence, and options would read them.
+  const bool from_end = !a.varlen.cu_seqlens_q && a.score.plain && !a.params.mask.block_mask;
   for (int n = static_cast<int>(blockIdx.x); n < scheduler.count(); n = scheduler.next(n)) {
     const auto [b, h, block] = scheduler.position(n);
-    const WorkTile tile{b, h, block * block_m, false};
-    if (tile.i0 < sequence_of(a, b).M) visit(tile);
+    const int M = sequence_of(a, b).M;
+    const int i0 = block * block_m - (from_end ? rows_before(M, block_m) : 0);
+    if (i0 < M) visit(WorkTile{b, h, i0, false});
   }
 }
 
