@@ -17,11 +17,11 @@ class TileOrder {
   TileOrder() = default;
   // Arguments: heads over all sequences, and of one; steps of the longest sequence; heads per
   // group.
-  TileOrder(int64_t heads, int64_t heads_of_sequence, int64_t steps, int64_t group_heads)
+  TileOrder(int64_t heads, int64_t heads_of_entry, int64_t steps, int64_t group_heads)
       : heads_(static_cast<int>(heads)),
         steps_(static_cast<int>(steps)),
         group_heads_(static_cast<int>(group_heads)),
-        by_heads_of_sequence_(heads_of_sequence),
+        by_heads_of_entry_(heads_of_entry),
         by_group_tiles_(group_heads * steps),
         by_group_heads_(group_heads),
         by_last_heads_((heads - 1) % group_heads + 1) {}
@@ -31,20 +31,20 @@ class TileOrder {
 
   // Position of tile n.
   struct Position {
-    int b, h, step;  // sequence, head
+    int entry, h, step;  // batch entry, head
   };
   TK_DEVICE_METHOD Position position(int n) const {
     const auto [group, within] = by_group_tiles_.divide(n);
     const int first = group * group_heads_;
     const bool last = heads_ - first < group_heads_;
     const auto [step, head] = (last ? by_last_heads_ : by_group_heads_).divide(within);
-    const auto [b, h] = by_heads_of_sequence_.divide(first + head);
-    return {b, h, step};
+    const auto [entry, h] = by_heads_of_entry_.divide(first + head);
+    return {entry, h, step};
   }
 
  private:
   int heads_ = 1, steps_ = 1, group_heads_ = 1;
-  Divisor by_heads_of_sequence_, by_group_tiles_, by_group_heads_, by_last_heads_;
+  Divisor by_heads_of_entry_, by_group_tiles_, by_group_heads_, by_last_heads_;
 };
 
 // Heads per group of a TileOrder, if one head has `bytes` in L2: they fill at most half of 50 MB,
@@ -59,10 +59,10 @@ inline int64_t grouped_heads(int64_t bytes) {
 // Order of the backward pass over the key blocks of all key heads. Under a causal mask the first
 // key blocks, which most queries see, begin first. CTAs of a head share its q, do and sums of dq;
 // with few heads in a group the long first blocks of the last group would run alone at the end.
-inline TileOrder backward_order(const Problem& p, int64_t sequences, int64_t key_blocks,
+inline TileOrder backward_order(const Problem& p, int64_t entries, int64_t key_blocks,
                                 int64_t queries) {
   constexpr int64_t kLeastHeads = 16;
-  const int64_t heads = sequences * p.H_kv, sharing = p.H_q / p.H_kv;
+  const int64_t heads = entries * p.H_kv, sharing = p.H_q / p.H_kv;
   const int64_t fitting = grouped_heads(queries * sharing * (6 * p.D + 2 * p.D_v));
   return {heads, p.H_kv, key_blocks, std::min(std::max(fitting, kLeastHeads), heads)};
 }
@@ -78,16 +78,55 @@ inline int64_t key_block_splits(int64_t key_blocks, int64_t query_tiles, bool un
   return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(splits)));
 }
 
+// Tiles of `size` rows of one head: those of a dense sequence, or those that varlen sequences
+// share, of which each has one more than its whole tiles.
+inline int64_t tiles_of(int64_t rows, int64_t size, const Varlen& varlen) {
+  return varlen.cu_seqlens_q ? rows / size + varlen.B : (rows + size - 1) / size;
+}
+
+// First tile of varlen sequence b.
+template <int kSize>
+TK_DEVICE int first_tile(const int32_t* cu_seqlens, int b) {
+  return cu_seqlens[b] / kSize + b;
+}
+
+// A tile of one sequence; one past its rows does not exist.
+struct SequenceTile {
+  int b, block;
+};
+
+// Tile `tile` of a head: of dense sequence b (null cu_seqlens), or of the last varlen sequence that
+// begins at or before it. Warp-collective.
+template <int kSize>
+TK_DEVICE SequenceTile sequence_tile(const int32_t* cu_seqlens, int64_t sequences, int b,
+                                     int tile) {
+  if (!cu_seqlens) return {b, tile};
+  int first = 0;
+  // It is one of `count` sequences from `first` on. Each lane tests the first of `step` of them.
+  for (int count = static_cast<int>(sequences); count > 1;) {
+    const int step = ceil_divide(count, kWarp), at = lane_index() * step;
+    const bool begins = at < count && first_tile<kSize>(cu_seqlens, first + at) <= tile;
+    const int last = max(31 - __clz(static_cast<int>(__ballot_sync(~0u, begins))), 0) * step;
+    first += last;
+    count = min(step, count - last);
+  }
+  const int block = tile - first_tile<kSize>(cu_seqlens, first);
+  return {first, block < 0 ? static_cast<int>(kMaxIndex / kSize) : block};
+}
+
 // The key block of one CTA of the backward pass.
 struct KeyBlock {
   int program;     // number of the CTA
   int b, h_kv, n;  // sequence, key head, index of the key block
   int split;       // number of the CTA among those that share the key block
 
-  TK_DEVICE_METHOD static KeyBlock of(int program, const TileOrder& order, const Divisor& splits) {
+  template <int kSize>
+  TK_DEVICE_METHOD static KeyBlock of(int program, const TileOrder& order, const Divisor& splits,
+                                      const Varlen& varlen) {
     const auto [n, split] = splits.divide(program);
-    const auto [b, h_kv, step] = order.position(n);
-    return {program, b, h_kv, step, split};
+    const auto [entry, h_kv, step] = order.position(n);
+    const auto [b, block] = sequence_tile<kSize>(varlen.cu_seqlens_k, varlen.B, entry, step);
+    return {program, b, h_kv, block, split};
   }
 };
 

@@ -30,7 +30,7 @@ TK_DEVICE void backward(const BackwardArguments& a, unsigned char* memory) {
   // Placed outside the tiles: TMA writes those through the async proxy, which would need a fence.
   auto* const program_slot = reinterpret_cast<unsigned char*>(&shared.k.tile_info({}));
   const int program = program_of(a.dq_semaphore ? a.block_counter : nullptr, program_slot);
-  const auto key_block = KeyBlock::of(program, a.order, a.by_splits);
+  const auto key_block = KeyBlock::of<Shape::kN>(program, a.order, a.by_splits, a.varlen);
   if (key_block.n * Shape::kN >= sequence_of(a, key_block.b).N) return;
   if (threadIdx.x == 0) {
     shared.k.init(kTile.kConsumerWarps);
@@ -94,9 +94,7 @@ template <typename Shape>
 TK_DEVICE void store_dq(const BackwardArguments& a, int program) {
   constexpr int kM = Shape::kM;
   const BackwardParams& p = a.params;
-  const int H_q = static_cast<int>(p.H_q);
-  const int h = program / a.row_tiles % H_q, block = program % a.row_tiles;
-  const Sequence seq = sequence_of(a, program / a.row_tiles / H_q);
+  const auto [seq, h, block] = row_tile_of<kM>(a, program);
   if (block * kM >= seq.M) return;
   const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroupThreads;
   const int64_t part = int64_t{tile_of<kM>(a, seq, h, block)} * Shape::kDqParts + warp_index();
@@ -112,7 +110,7 @@ TK_DEVICE void store_keys(const BackwardArguments& a, int index) {
   using Element = typename Shape::Element;
   const BackwardParams& p = a.params;
   const int splits = a.by_splits.divisor(), warpgroup = warp_index() / kWarpgroupWarps;
-  const auto key_block = KeyBlock::of(index * splits, a.order, a.by_splits);
+  const auto key_block = KeyBlock::of<Shape::kN>(index * splits, a.order, a.by_splits, a.varlen);
   const Sequence seq = sequence_of(a, key_block.b);
   if (key_block.n * Shape::kN >= seq.N || warpgroup >= Shape::kConsumers) return;
   const float* const sums = key_sums<Shape>(a, key_block.program, warp_index());

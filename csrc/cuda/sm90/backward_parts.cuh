@@ -109,7 +109,9 @@ TK_DEVICE void load(const BackwardArguments& a, const Shape& shared, const KeyBl
   const bool has_dead_keys = has_dead_rows(live_keys, j0, is_varlen ? j1 : min(j1, seq.N));
   if (elect_one()) {
     // last: no query sees this block
-    shared.k.tile_info(kv_state) = {key_block.n, 0, false, block.index < 0};
+    TileInfo info(key_block.n, 0, false, block.index < 0);
+    info.tile = key_block.program;
+    shared.k.tile_info(kv_state) = info;
     if (!has_dead_keys) {
       fill_by_tma(shared.k, kv_state, a.k, seq.first_k + j0, key_block.h_kv, seq.at);
     }
@@ -352,8 +354,11 @@ TK_DEVICE void epilogue(const BackwardArguments& a, const Shape& shared, const K
                         Accumulator<1, kN>& dk, Accumulator<1, kVN>& dv, int consumer) {
   using Element = typename Shape::Element;
   const BackwardParams& p = a.params;
+  const typename Shape::KPipeline::State kv_state;
   if (a.by_splits.divisor() > 1) {
-    float* const sums = key_sums<Shape>(a, key_block.program, consumer_warp_index());
+    // Read from shared memory, because registers are scarce in the main loop.
+    const int program = shared.k.tile_info(kv_state).tile;
+    float* const sums = key_sums<Shape>(a, program, consumer_warp_index());
     const auto store_sum = [](float* to, const float4& x) { *reinterpret_cast<float4*>(to) = x; };
     for_each_float4(dk, sums, store_sum);
     for_each_float4(dv, sums + 16 * Shape::kDkColumns, store_sum);
@@ -368,7 +373,6 @@ TK_DEVICE void epilogue(const BackwardArguments& a, const Shape& shared, const K
       output_of<Element>(a, a.dk, p.dk, seq.at, key_block.h_kv, seq.first_k, seq.N, p.D);
   const auto dv_rows =
       output_of<Element>(a, a.dv, p.dv, seq.at, key_block.h_kv, seq.first_k, seq.N, p.D_v);
-  const typename Shape::KPipeline::State kv_state;
   store(dk, dk_rows, j0, shared.k.tile(kv_state), row, Shape::dk_column(consumer));
   store(dv, dv_rows, j0, shared.v.tile(kv_state), row, Shape::dv_column(consumer));
   wait_stores_read<0>();  // of dk, dv and dq

@@ -16,8 +16,8 @@ struct BackwardArguments : Arguments<BackwardParams> {
   int* dq_semaphore;   // (tiles, parts): additions of key blocks so far; null in non-deterministic
                        // mode
   int* block_counter;  // CTAs started so far, see program_of
-  int row_tiles;       // of the longest sequence
-  int row_programs;    // query tiles over all sequences and heads, if all had the longest length
+  int row_tiles;       // of a head: tiles_of
+  int row_programs;    // query tiles of all heads
   TileOrder order;     // of the key blocks
   Divisor by_sharing;  // query heads per key head
   Divisor by_splits;   // CTAs that share a key block
@@ -25,14 +25,24 @@ struct BackwardArguments : Arguments<BackwardParams> {
   TensorMap q, k, v, d_o, dk, dv;
 };
 
-// Workspace index of a query tile. Varlen sequences share the tiles of a head, with one spare tile
-// per sequence for its partial last tile.
+// Index of a query tile in the workspace: see tiles_of.
 template <int kM>
 TK_DEVICE int tile_of(const BackwardArguments& a, const Sequence& s, int h, int block) {
-  const BackwardParams& p = a.params;
-  const int H_q = static_cast<int>(p.H_q), M = static_cast<int>(p.M);
-  if (!a.varlen.cu_seqlens_q) return (s.b * H_q + h) * ((M + kM - 1) / kM) + block;
-  return h * (M / kM + static_cast<int>(a.varlen.B)) + s.first_q / kM + s.b + block;
+  const int first = a.varlen.cu_seqlens_q ? s.first_q / kM + s.b : 0;
+  return (s.at * static_cast<int>(a.params.H_q) + h) * a.row_tiles + first + block;
+}
+
+// The query tile of one CTA of the preprocess and postprocess kernels.
+struct RowTile {
+  Sequence seq;
+  int h, block;
+};
+template <int kM>
+TK_DEVICE RowTile row_tile_of(const BackwardArguments& a, int program) {
+  const int head = program / a.row_tiles, H_q = static_cast<int>(a.params.H_q);
+  const auto [b, block] = sequence_tile<kM>(a.varlen.cu_seqlens_q, a.varlen.B, head / H_q,
+                                            program - head * a.row_tiles);
+  return {sequence_of(a, b), head % H_q, block};
 }
 
 // One tile of row statistics in shared memory. lse is in base 2, unless that of some row is large
@@ -55,9 +65,8 @@ TK_KERNEL((PreprocessTile<Element, kM, kVWidth>::kThreads), 1)
 backward_preprocess_kernel(const __grid_constant__ BackwardArguments a) {
   using Tile = PreprocessTile<Element, kM, kVWidth>;
   const BackwardParams& p = a.params;
-  const int program = static_cast<int>(blockIdx.x), H_q = static_cast<int>(p.H_q);
-  const int h = program / a.row_tiles % H_q, block = program % a.row_tiles;
-  const Sequence seq = sequence_of(a, program / a.row_tiles / H_q);
+  const int program = static_cast<int>(blockIdx.x);
+  const auto [seq, h, block] = row_tile_of<kM>(a, program);
   if (program == 0 && threadIdx.x == 0 && a.dq_semaphore) *a.block_counter = 0;
   if (block * kM >= seq.M) return;
   const int64_t tile = tile_of<kM>(a, seq, h, block);

@@ -18,7 +18,7 @@ class ForwardProducer {
       : a_(a), shared_(shared) {}
 
   TK_DEVICE_METHOD void run() {
-    for_each_tile(a_, a_.scheduler, Shape::kM, [&](const WorkTile& tile) { load(tile); });
+    for_each_tile<kM>(a_, a_.scheduler, [&](const WorkTile& tile) { load(tile); });
     load_pending_values();
     shared_.q.wait_empty(state_.q);
     if (elect_one()) {

@@ -50,17 +50,16 @@ static TK_KERNEL(kWarp, 1) clear_kernel(int* taken) {
 template <typename Element, int kWidth, int kVWidth>
 void launch_forward(const ForwardParams& p, const LaunchArgs& launch, void* workspace) {
   constexpr HopperForwardTile kTile = hopper_forward_tile(kWidth);
-  const int64_t blocks = ceil_of(launch.max_seqlen_q, kTile.block_m());
-  const int64_t heads = sequences(p, launch) * p.H_q;
-  if (blocks * heads == 0) return;
-  const unsigned tiles = grid(blocks * heads),
+  const int64_t blocks = tiles_of(p.M, kTile.block_m(), launch.varlen);
+  if (blocks * p.H_q * p.B == 0) return;
+  const unsigned tiles = grid(blocks * p.H_q * p.B),
                  ctas = std::min(tiles, static_cast<unsigned>(multiprocessors().count));
   int* const taken =
       tiles > ctas && has_uneven_tiles(p, launch) ? static_cast<int*>(workspace) : nullptr;
   if (taken) TK_LAUNCH(clear_kernel, 1, kWarp, 0, launch.stream, taken);
   ForwardArguments a{
       {p, launch.varlen, dropout_of(p, launch), score_scale_of(p), static_cast<int>(blocks)},
-      {forward_order(p, sequences(p, launch), blocks, launch.max_seqlen_k), p.H_q / p.H_kv, taken},
+      {forward_order(p, p.B, blocks, launch.max_seqlen_k), p.H_q / p.H_kv, taken},
       tensor_map_of<Element>(p.q, p.B, p.H_q, p.M, p.D, kTile.block_m()),
       tensor_map_of<Element>(p.k, p.B, p.H_kv, p.N, p.D, kTile.block_n),
       tensor_map_of<Element>(p.v, p.B, p.H_kv, p.N, p.D_v, kTile.block_n),
@@ -72,19 +71,18 @@ void launch_forward(const ForwardParams& p, const LaunchArgs& launch, void* work
 template <typename Shape>
 struct BackwardSizes {
   static constexpr int kM = Shape::kM;
-  int64_t row_tiles, key_blocks, all_tiles;
-  int64_t row_programs, key_programs;  // if all sequences had the greatest length
+  int64_t row_tiles, key_blocks;       // of a head
+  int64_t row_programs, key_programs;  // of all heads
   int64_t splits = 1;                  // CTAs that share a key block
 
   BackwardSizes(const BackwardParams& p, const LaunchArgs& launch)
-      : row_tiles(ceil_of(launch.max_seqlen_q, kM)),
-        key_blocks(ceil_of(launch.max_seqlen_k, Shape::kN)) {
-    all_tiles =
-        p.H_q * (launch.varlen.cu_seqlens_q ? p.M / kM + launch.varlen.B : p.B * ceil_of(p.M, kM));
-    row_programs = row_tiles * p.H_q * sequences(p, launch);
-    key_programs = key_blocks * p.H_kv * sequences(p, launch);
-    if (key_programs == 0) return;
-    splits = key_block_splits(key_programs, row_tiles * (p.H_q / p.H_kv),
+      : row_tiles(tiles_of(p.M, kM, launch.varlen)),
+        key_blocks(tiles_of(p.N, Shape::kN, launch.varlen)),
+        row_programs(row_tiles * p.H_q * p.B),
+        key_programs(key_blocks * p.H_kv * p.B) {
+    if (p.N * p.H_kv * p.B == 0) return;
+    splits = key_block_splits(ceil_of(p.N, Shape::kN) * p.H_kv * p.B,
+                              ceil_of(launch.max_seqlen_q, kM) * (p.H_q / p.H_kv),
                               has_uneven_tiles(p, launch), multiprocessors().count);
   }
 };
@@ -92,10 +90,10 @@ struct BackwardSizes {
 // Partitions the workspace.
 template <typename Shape>
 void lay_out(Arena& arena, const BackwardSizes<Shape>& sizes, BackwardArguments& a) {
-  a.dq_sums = arena.take<float>(sizes.all_tiles * Shape::kDqParts * Shape::kDqElements);
-  a.dq_semaphore = arena.take<int>(sizes.all_tiles * Shape::kDqParts);
+  a.dq_sums = arena.take<float>(sizes.row_programs * Shape::kDqParts * Shape::kDqElements);
+  a.dq_semaphore = arena.take<int>(sizes.row_programs * Shape::kDqParts);
   a.block_counter = arena.take<int>(1);
-  a.row_stats = arena.take<float>(sizes.all_tiles * RowStats<Shape::kM>::kStored);
+  a.row_stats = arena.take<float>(sizes.row_programs * RowStats<Shape::kM>::kStored);
   const int64_t keys = sizes.splits > 1 ? sizes.key_programs * sizes.splits * Shape::kN : 0;
   a.key_sums = arena.take<float>(keys * (Shape::kWidth + Shape::kVWidth));
 }
@@ -123,7 +121,7 @@ void launch_backward(const BackwardParams& p, const LaunchArgs& launch, void* wo
   a.row_tiles = static_cast<int>(sizes.row_tiles);
   a.row_programs = static_cast<int>(grid(sizes.row_programs));
   if (sizes.key_programs > 0) {
-    a.order = backward_order(p, sequences(p, launch), sizes.key_blocks, launch.max_seqlen_q);
+    a.order = backward_order(p, p.B, sizes.key_blocks, launch.max_seqlen_q);
     a.by_sharing = Divisor(p.H_q / p.H_kv);
     a.by_splits = Divisor(sizes.splits);
   }

@@ -33,11 +33,11 @@ class TileScheduler {
 
   // Position of tile n.
   struct Position {
-    int b, h, block;  // sequence, query head, row block
+    int entry, h, block;  // batch entry, query head, row block of the entry
   };
   TK_DEVICE_METHOD Position position(int n) const {
-    const auto [b, h, step] = order_.position(n);
-    return {b, h, order_.steps() - 1 - step};
+    const auto [entry, h, step] = order_.position(n);
+    return {entry, h, order_.steps() - 1 - step};
   }
 
   TK_DEVICE_METHOD int key_head(int h) const { return by_sharing_.divide(h).quotient; }
@@ -58,9 +58,9 @@ class TileScheduler {
 
 // Order of the forward pass over the row blocks of all query heads. A group shares the keys and
 // values of its key heads.
-inline TileOrder forward_order(const Problem& p, int64_t sequences, int64_t row_blocks,
+inline TileOrder forward_order(const Problem& p, int64_t entries, int64_t row_blocks,
                                int64_t keys) {
-  const int64_t heads = sequences * p.H_q, sharing = p.H_q / p.H_kv;
+  const int64_t heads = entries * p.H_q, sharing = p.H_q / p.H_kv;
   const int64_t fitting = grouped_heads(keys * (p.D + p.D_v) * 2) * sharing;
   return {heads, p.H_q, row_blocks, std::clamp(fitting, sharing, heads)};
 }
@@ -78,15 +78,15 @@ TK_DEVICE int dead_strips(const Sequence& s, int i0, int j0, int rows) {
 }
 
 // Calls visit(tile) for each nonempty tile of this CTA. Called by one warp.
-template <typename Params, typename Visit>
+template <int kM, typename Params, typename Visit>
 TK_DEVICE void for_each_tile(const Arguments<Params>& a, const TileScheduler& scheduler,
-                             int block_m, const Visit& visit) {
+                             const Visit& visit) {
   // Varlen rows before the first belong to another sequence, and options would read them.
   const bool from_end = !a.varlen.cu_seqlens_q && a.score.plain && !a.params.mask.block_mask;
   for (int n = static_cast<int>(blockIdx.x); n < scheduler.count(); n = scheduler.next(n)) {
-    const auto [b, h, block] = scheduler.position(n);
-    const int M = sequence_of(a, b).M;
-    const int i0 = block * block_m - (from_end ? rows_before(M, block_m) : 0);
+    const auto [entry, h, at] = scheduler.position(n);
+    const auto [b, block] = sequence_tile<kM>(a.varlen.cu_seqlens_q, a.varlen.B, entry, at);
+    const int M = sequence_of(a, b).M, i0 = block * kM - (from_end ? rows_before(M, kM) : 0);
     if (i0 < M) visit(WorkTile{b, h, i0, false});
   }
 }

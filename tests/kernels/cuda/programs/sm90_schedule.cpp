@@ -165,7 +165,7 @@ double backward_busy(const Layer& of, bool deterministic = false) {
   std::map<std::pair<int, int>, double> added;  // when a query tile may be added to
   Multiprocessors all;
   for (int program = 0; program < order.count() * splits; ++program) {
-    const auto key_block = KeyBlock::of(program, order, by_splits);
+    const auto key_block = KeyBlock::of<1>(program, order, by_splits, tk::Varlen{});
     const int j0 = key_block.n * tile.block_n;
     const QueryTiles tiles(query_blocks(seq, j0, j0 + tile.block_n, tile.block_m), key_block.h_kv,
                            by_sharing, key_block.split, splits);
