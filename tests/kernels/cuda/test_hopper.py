@@ -52,12 +52,12 @@ SAMPLED = named(CASES, *sanitizer_targets.ATTENTION_TARGETS)
 SAMPLED_HOPPER = named(
     HOPPER_CASES,
     *("persistent", "persistent-128", "range-nan", "documents-nan", "wide-keys-192"),
-    "queries-256",
+    *("queries-256", "persistent-causal", "shared-keys", "shared-keys-192", "shared-keys-256"),
 )
 RACE_CASES = named(
     HOPPER_CASES,
     *("many-tiles", "many-tiles-128", "many-short-tiles", "lengths-nan", "queries-256"),
-    "dropout-queries",
+    *("dropout-queries", "persistent-causal", "shared-keys", "shared-keys-128"),
 )
 FINITE_MASKS = ("rows-1e9", "causal", "dropout", "alibi", "products")
 HALF = ((torch.float16,), (torch.bfloat16,))
