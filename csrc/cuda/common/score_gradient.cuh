@@ -19,6 +19,7 @@ struct BackwardArguments : Arguments<BackwardParams> {
   float* dq_sums;      // (query tiles, block_m * width), in the order of the threads' registers
   int* dq_semaphore;   // (query tiles): key blocks already added to dq; null if in any order
   int* block_counter;  // CTAs started so far
+  int row_tiles;       // query blocks of a head: tiles_of
   TileOrder order;     // of the key blocks
   Divisor by_sharing;  // query heads per key head
   // (CTAs of the relative bias, distances of a band): ds summed by distance

@@ -114,6 +114,27 @@ TK_DEVICE SequenceTile sequence_tile(const int32_t* cu_seqlens, int64_t sequence
   return {first, block < 0 ? static_cast<int>(kMaxIndex / kSize) : block};
 }
 
+// Index of a query tile among those of all heads, of which each has `row_tiles`.
+template <int kM, typename Params>
+TK_DEVICE int query_tile(const Arguments<Params>& a, int row_tiles, const Sequence& s, int h,
+                         int block) {
+  const int first = a.varlen.cu_seqlens_q ? s.first_q / kM + s.b : 0;
+  return (s.at * static_cast<int>(a.params.H_q) + h) * row_tiles + first + block;
+}
+
+// The query tile with an index; one past the rows of its sequence does not exist.
+struct QueryTile {
+  Sequence seq;
+  int h, block;
+};
+template <int kM, typename Params>
+TK_DEVICE QueryTile query_tile_of(const Arguments<Params>& a, int row_tiles, int index) {
+  const int head = index / row_tiles, H_q = static_cast<int>(a.params.H_q);
+  const auto [b, block] =
+      sequence_tile<kM>(a.varlen.cu_seqlens_q, a.varlen.B, head / H_q, index - head * row_tiles);
+  return {sequence_of(a, b), head % H_q, block};
+}
+
 // The key block of one CTA of the backward pass.
 struct KeyBlock {
   int program;     // number of the CTA

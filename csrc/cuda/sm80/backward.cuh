@@ -65,18 +65,6 @@ struct BackwardShared {
   TK_DEVICE_METHOD ScoreTile ds() const { return {p().data + kTile.block_m * kTile.block_n}; }
 };
 
-// Index of a query block in dq_sums and dq_semaphore. Varlen sequences share the tiles of a head;
-// each has one tile more than its rows fill.
-template <typename Element, int kWidth>
-TK_DEVICE int64_t query_tile(const BackwardArguments& a, const Sequence& s, int h, int block) {
-  constexpr int kBlockM = kBackwardTile<Element, kWidth>.block_m;
-  const BackwardParams& p = a.params;
-  if (!a.varlen.cu_seqlens_q) {
-    return (s.b * p.H_q + h) * ((p.M + kBlockM - 1) / kBlockM) + block;
-  }
-  return h * (p.M / kBlockM + a.varlen.B) + s.first_q / kBlockM + s.b + block;
-}
-
 template <typename Element, int kWidth, Products kProducts>
 using PreprocessTileOf =
     PreprocessTile<Element, kBackwardTile<Element, kWidth, kProducts>.block_m, kWidth>;
@@ -89,13 +77,12 @@ backward_preprocess_kernel(const __grid_constant__ BackwardArguments a) {
   using Tile = PreprocessTileOf<Element, kWidth, kProducts>;
   constexpr int kBlockM = Tile::kBlockM;
   const BackwardParams& p = a.params;
-  const int program = static_cast<int>(blockIdx.x), H_q = static_cast<int>(p.H_q);
-  const int h = program / a.blocks % H_q, block = program % a.blocks, i0 = block * kBlockM;
-  const Sequence seq = sequence_of(a, program / a.blocks / H_q);
-  if (program == 0 && threadIdx.x == 0 && a.dq_semaphore) *a.block_counter = 0;
+  const auto [seq, h, block] = query_tile_of<kBlockM>(a, a.row_tiles, static_cast<int>(blockIdx.x));
+  const int i0 = block * kBlockM;
+  if (blockIdx.x == 0 && threadIdx.x == 0 && a.dq_semaphore) *a.block_counter = 0;
   if (i0 >= seq.M) return;
   if (a.dq_sums) {
-    const int64_t tile = query_tile<Element, kWidth>(a, seq, h, block);
+    const int64_t tile = query_tile<kBlockM>(a, a.row_tiles, seq, h, block);
     Tile::template clear<kBlockM * kWidth>(a.dq_sums + tile * (kBlockM * kWidth));
     if (threadIdx.x == 0 && a.dq_semaphore) a.dq_semaphore[tile] = 0;
   }
@@ -167,7 +154,7 @@ TK_DEVICE void accumulate_dq(const BackwardArguments& a, const Sequence& seq, in
                              int n, const typename BackwardWarp<Element, kWidth>::Queries& dq) {
   using Warp = BackwardWarp<Element, kWidth>;
   constexpr int kBlockM = Warp::kTile.block_m, kN = Warp::Queries::kColumns / 8;
-  const int64_t tile = query_tile<Element, kWidth>(a, seq, h, block);
+  const int64_t tile = query_tile<kBlockM>(a, a.row_tiles, seq, h, block);
   if (a.dq_semaphore) {
     wait_for_preceding_keys<kBlockM, Warp::kTile.block_n>(a, seq, h, block * kBlockM, n,
                                                           a.dq_semaphore + tile);
@@ -193,7 +180,8 @@ backward_kernel(const __grid_constant__ BackwardArguments a) {
   const BackwardParams& p = a.params;
   TK_SHARED_MEMORY(memory);
   const int program = program_of(a.dq_semaphore ? a.block_counter : nullptr, memory);
-  const auto [b, h_kv, n] = a.order.position(program);
+  const auto [entry, h_kv, step] = a.order.position(program);
+  const auto [b, n] = sequence_tile<kBlockN>(a.varlen.cu_seqlens_k, a.varlen.B, entry, step);
   const Sequence seq = sequence_of(a, b);
   const int j0 = n * kBlockN, j1 = j0 + kBlockN;
   if (j0 >= seq.N) return;
@@ -260,13 +248,13 @@ dq_postprocess_kernel(const __grid_constant__ BackwardArguments a) {
   using Warp = BackwardWarp<Element, kWidth>;
   constexpr int kBlockM = Warp::kTile.block_m, kN = Warp::Queries::kColumns / 8;
   const BackwardParams& p = a.params;
-  const int program = static_cast<int>(blockIdx.x), H_q = static_cast<int>(p.H_q);
-  const int h = program / a.blocks % H_q, block = program % a.blocks, i0 = block * kBlockM;
-  const Sequence seq = sequence_of(a, program / a.blocks / H_q);
+  const auto [seq, h, block] = query_tile_of<kBlockM>(a, a.row_tiles, static_cast<int>(blockIdx.x));
+  const int i0 = block * kBlockM;
   if (i0 >= seq.M) return;
 
   const float* const sums =
-      a.dq_sums + query_tile<Element, kWidth>(a, seq, h, block) * (kBlockM * kWidth) + threadIdx.x;
+      a.dq_sums + query_tile<kBlockM>(a, a.row_tiles, seq, h, block) * (kBlockM * kWidth) +
+      threadIdx.x;
   typename Warp::Queries dq;
   for_each_element<Warp::Queries::kRows / 16, kN>(
       [&](int m, int c, int e) { dq.x[m][c][e] = sums[((m * kN + c) * 4 + e) * Warp::kThreads]; });

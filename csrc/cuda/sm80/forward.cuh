@@ -32,11 +32,13 @@ forward_kernel(const __grid_constant__ Arguments<ForwardParams> a) {
 
   const ForwardParams& p = a.params;
   const int H_q = static_cast<int>(p.H_q), blocks = a.blocks;
-  const int program = static_cast<int>(blockIdx.x);
-  const int h = program / blocks % H_q;
+  const int head = static_cast<int>(blockIdx.x) / blocks, h = head % H_q;
   const int h_kv = h / (H_q / static_cast<int>(p.H_kv));
-  const Sequence seq = sequence_of(a, program / blocks / H_q);
-  const int i0 = (blocks - 1 - program % blocks) * kBlockM;  // longest rows first if causal
+  const int from_last = static_cast<int>(blockIdx.x) % blocks;  // longest rows first if causal
+  const auto [b, block_m] =
+      sequence_tile<kBlockM>(a.varlen.cu_seqlens_q, a.varlen.B, head / H_q, blocks - 1 - from_last);
+  const Sequence seq = sequence_of(a, b);
+  const int i0 = block_m * kBlockM;
   if (i0 >= seq.M) return;
   const int i1 = min(i0 + kBlockM, seq.M);
 

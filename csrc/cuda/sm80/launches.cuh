@@ -20,8 +20,8 @@ void launch_forward(const ForwardParams& p, const LaunchArgs& launch) {
   const ForwardTile tile =
       forward_tile(kProducts, arch_of<Element, kWidth, kProducts>(), kBytes, kWidth);
   const bool is_relative = kProducts == Products::kRelative;
-  const int64_t blocks = ceil_of(launch.max_seqlen_q, tile.block_m);
-  const int64_t programs = blocks * p.H_q * sequences(p, launch);
+  const int64_t blocks = tiles_of(p.M, tile.block_m, launch.varlen);
+  const int64_t programs = blocks * p.H_q * p.B;
   if (programs == 0) return;
   const Arguments<ForwardParams> a{p, launch.varlen, dropout_of(p, launch), score_scale_of(p),
                                    static_cast<int>(blocks)};
@@ -52,7 +52,9 @@ struct DistanceSizes {
 template <typename Element, int kWidth, Products kProducts>
 struct BackwardSizes {
   BackwardTile tile;
-  int64_t row_blocks, key_blocks, query_tiles, rows;
+  int64_t row_blocks, key_blocks;  // of the longest sequence
+  int64_t row_tiles, query_tiles;  // of a head, and of all
+  int64_t rows;
   DistanceSizes bias, keys;
 
   BackwardSizes(const BackwardParams& p, const LaunchArgs& launch)
@@ -63,8 +65,8 @@ struct BackwardSizes {
              kMinRelativeKeysCtas) {
     row_blocks = ceil_of(launch.max_seqlen_q, tile.block_m);
     key_blocks = ceil_of(launch.max_seqlen_k, tile.block_n);
-    query_tiles = p.H_q * (launch.varlen.cu_seqlens_q ? p.M / tile.block_m + launch.varlen.B
-                                                      : p.B * ceil_of(p.M, tile.block_m));
+    row_tiles = tiles_of(p.M, tile.block_m, launch.varlen);
+    query_tiles = row_tiles * p.H_q * p.B;
     rows = p.B * p.H_q * p.lse_stride;
   }
 
@@ -126,10 +128,9 @@ template <typename Element, int kWidth, Products kProducts>
 void launch_backward_preprocess(BackwardArguments a,
                                 const BackwardSizes<Element, kWidth, kProducts>& sizes,
                                 const LaunchArgs& launch) {
-  const int64_t programs = sizes.row_blocks * a.params.H_q * sequences(a.params, launch);
-  if (programs == 0) return;
-  a.blocks = static_cast<int>(sizes.row_blocks);
-  TK_LAUNCH((backward_preprocess_kernel<Element, kWidth, kProducts>), grid(programs),
+  if (sizes.query_tiles == 0) return;
+  a.row_tiles = static_cast<int>(sizes.row_tiles);
+  TK_LAUNCH((backward_preprocess_kernel<Element, kWidth, kProducts>), grid(sizes.query_tiles),
             preprocess_threads(sizes.tile.block_m, kWidth * sizeof(Element)), 0, launch.stream, a);
 }
 
@@ -196,23 +197,23 @@ template <typename Element, int kWidth>
 void launch_backward(const BackwardParams& p, const LaunchArgs& launch, void* workspace,
                      bool deterministic) {
   const BackwardSizes<Element, kWidth, Products::kPlain> sizes(p, launch);
-  const int64_t B = sequences(p, launch);
   Arena arena(workspace);
   BackwardArguments a = backward_arguments(p, launch);
   lay_out(arena, sizes, a);
   // Without queries nothing is added to dq, and no preprocess kernel clears the counter.
-  if (!deterministic || sizes.row_blocks == 0) a.dq_semaphore = nullptr;
+  if (!deterministic || sizes.query_tiles == 0) a.dq_semaphore = nullptr;
 
   launch_backward_preprocess(a, sizes, launch);
-  if (sizes.key_blocks * p.H_kv * B > 0) {
-    a.order = backward_order(p, B, sizes.key_blocks, launch.max_seqlen_q);
+  a.row_tiles = static_cast<int>(sizes.row_tiles);
+  const int64_t key_blocks = tiles_of(p.N, sizes.tile.block_n, launch.varlen);
+  if (key_blocks * p.H_kv * p.B > 0) {
+    a.order = backward_order(p, p.B, key_blocks, launch.max_seqlen_q);
     a.by_sharing = Divisor(p.H_q / p.H_kv);
-    TK_LAUNCH((backward_kernel<Element, kWidth>), grid(sizes.key_blocks * p.H_kv * B),
+    TK_LAUNCH((backward_kernel<Element, kWidth>), grid(key_blocks * p.H_kv * p.B),
               sizes.tile.threads(), sizes.tile.bytes(sizeof(Element), kWidth), launch.stream, a);
   }
-  if (sizes.row_blocks * p.H_q * B > 0) {
-    a.blocks = static_cast<int>(sizes.row_blocks);
-    TK_LAUNCH((dq_postprocess_kernel<Element, kWidth>), grid(sizes.row_blocks * p.H_q * B),
+  if (sizes.query_tiles > 0) {
+    TK_LAUNCH((dq_postprocess_kernel<Element, kWidth>), grid(sizes.query_tiles),
               sizes.tile.threads(), 0, launch.stream, a);
   }
   launch_bias_gradients(a, sizes, launch);

@@ -94,10 +94,11 @@ template <typename Shape>
 TK_DEVICE void store_dq(const BackwardArguments& a, int program) {
   constexpr int kM = Shape::kM;
   const BackwardParams& p = a.params;
-  const auto [seq, h, block] = row_tile_of<kM>(a, program);
+  const auto [seq, h, block] = query_tile_of<kM>(a, a.row_tiles, program);
   if (block * kM >= seq.M) return;
   const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroupThreads;
-  const int64_t part = int64_t{tile_of<kM>(a, seq, h, block)} * Shape::kDqParts + warp_index();
+  const int64_t part =
+      int64_t{query_tile<kM>(a, a.row_tiles, seq, h, block)} * Shape::kDqParts + warp_index();
   const auto dq = sum_of<Shape::kDqColumns>(a.dq_sums + part * Shape::kDqElements);
   const auto rows = rows_of<typename Shape::Element>(p.dq, seq.at, h, seq.first_q, p.D);
   const int row = block * kM + Shape::dq_row(warpgroup) + warp_in_warpgroup() * 16;

@@ -127,7 +127,7 @@ TK_DEVICE void load(const BackwardArguments& a, const Shape& shared, const KeyBl
     const auto [m, h] = tiles.at(block.index);
     const int i0 = m * kM;
     TileInfo info(m, h, block.full, false);
-    info.tile = tile_of<kM>(a, seq, h, m);
+    info.tile = query_tile<kM>(a, a.row_tiles, seq, h, m);
     if (a.dq_semaphore) {
       info.set_preceding_blocks(preceding_key_blocks<Shape>(a, seq, h, i0, key_block.n));
     }

@@ -25,26 +25,6 @@ struct BackwardArguments : Arguments<BackwardParams> {
   TensorMap q, k, v, d_o, dk, dv;
 };
 
-// Index of a query tile in the workspace: see tiles_of.
-template <int kM>
-TK_DEVICE int tile_of(const BackwardArguments& a, const Sequence& s, int h, int block) {
-  const int first = a.varlen.cu_seqlens_q ? s.first_q / kM + s.b : 0;
-  return (s.at * static_cast<int>(a.params.H_q) + h) * a.row_tiles + first + block;
-}
-
-// The query tile of one CTA of the preprocess and postprocess kernels.
-struct RowTile {
-  Sequence seq;
-  int h, block;
-};
-template <int kM>
-TK_DEVICE RowTile row_tile_of(const BackwardArguments& a, int program) {
-  const int head = program / a.row_tiles, H_q = static_cast<int>(a.params.H_q);
-  const auto [b, block] = sequence_tile<kM>(a.varlen.cu_seqlens_q, a.varlen.B, head / H_q,
-                                            program - head * a.row_tiles);
-  return {sequence_of(a, b), head % H_q, block};
-}
-
 // One tile of row statistics in shared memory. lse is in base 2, unless that of some row is large
 // or scores are natural logarithms: TileInfo::natural_lse.
 template <int kM>
@@ -66,10 +46,10 @@ backward_preprocess_kernel(const __grid_constant__ BackwardArguments a) {
   using Tile = PreprocessTile<Element, kM, kVWidth>;
   const BackwardParams& p = a.params;
   const int program = static_cast<int>(blockIdx.x);
-  const auto [seq, h, block] = row_tile_of<kM>(a, program);
+  const auto [seq, h, block] = query_tile_of<kM>(a, a.row_tiles, program);
   if (program == 0 && threadIdx.x == 0 && a.dq_semaphore) *a.block_counter = 0;
   if (block * kM >= seq.M) return;
-  const int64_t tile = tile_of<kM>(a, seq, h, block);
+  const int64_t tile = query_tile<kM>(a, a.row_tiles, seq, h, block);
   Tile::template clear<kDqParts * kDqElements>(a.dq_sums + tile * kDqParts * kDqElements);
   if (threadIdx.x < kDqParts && a.dq_semaphore) {
     a.dq_semaphore[tile * kDqParts + threadIdx.x] = 0;

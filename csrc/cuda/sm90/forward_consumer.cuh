@@ -77,9 +77,7 @@ class ForwardConsumer {
     release(shared_.v, state_.v);
     state_.v.next();
   }
-  // Those of the last key block whose weights were computed, and of one that was skipped after it.
-  TK_DEVICE_METHOD void release_last_v() {
-    release_v();
+  TK_DEVICE_METHOD void release_skipped_v() {
     if (!skipped_) return;
     shared_.v.wait_full(state_.v);
     release_v();
@@ -191,8 +189,9 @@ class ForwardConsumer {
     start_output();
     finish_softmax(position);
     wait_gemm<0>(o_);
-    release_last_v();
+    release_v();
     store_output(position);
+    release_skipped_v();
   }
 
   // The same, while the first scores of the next tile are computed.
