@@ -18,9 +18,9 @@ from transformer_kernels.problem.operations import (
 )
 
 TOKENS = 16384
-"""B * S of every case."""
+"""B * S of every case but those of `training_cases`."""
 WIDTH = 2048
-"""H * D_v of every case."""
+"""H * D_v of the same cases."""
 
 LENGTHS = (4096, 16384, 1024, 8192, 2048, 512)
 MASKED_LENGTH = 8192
@@ -61,12 +61,25 @@ def causal(S: int, D: int, D_v: int | None = None, *, dtype: torch.dtype = torch
 
 
 def grid_cases() -> list[Case]:
-    """Cases of the goals, then wide heads, the head sizes of latent attention, and other dtypes."""
+    """Cases of the goals, then wide heads, the head sizes of latent attention, other dtypes, and
+    small batches."""
     grid = [case(S, D) for S in LENGTHS for D in (128, 64) for case in (causal, _full)]
     wide = [case(S, 256) for S in (4096, 16384) for case in (causal, _full)]
     latent = [case(S, 192, 128) for S in (4096, 16384) for case in (causal, _full)]
     others = [causal(4096, 128, dtype=dtype) for dtype in (torch.float16, torch.float32)]
-    return [*grid, *wide, *latent, *others]
+    return [*grid, *wide, *latent, *others, *training_cases()]
+
+
+def training_cases() -> list[Case]:
+    """A layer of Llama 8B in small batches: 64 to 512 key blocks of 128, where the other cases have
+    2048."""
+    return [
+        Case(
+            name="Llama 8B", B=B, H_q=32, H_kv=8, M=S, N=S, D=128, D_v=128, dtype=torch.bfloat16,
+            mask=Mask.causal(), mask_name="causal",
+        )
+        for B, S in ((1, 2048), (2, 4096), (1, 4096), (2, 2048), (1, 1024))
+    ]  # fmt: skip
 
 
 def _full(S: int, D: int, D_v: int | None = None) -> Case:

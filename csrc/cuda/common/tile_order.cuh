@@ -6,6 +6,7 @@
 #include <bit>
 
 #include "cuda/common/divisor.h"
+#include "cuda/common/mma.cuh"
 #include "cuda/common/rows.cuh"
 
 namespace tk::cuda {
@@ -15,8 +16,7 @@ namespace tk::cuda {
 class TileOrder {
  public:
   TileOrder() = default;
-  // Arguments: heads over all sequences, and of one; steps of the longest sequence; heads per
-  // group.
+  // Arguments: heads over all batch entries, and of one; steps of a head; heads per group.
   TileOrder(int64_t heads, int64_t heads_of_entry, int64_t steps, int64_t group_heads)
       : heads_(static_cast<int>(heads)),
         steps_(static_cast<int>(steps)),
@@ -78,8 +78,8 @@ inline int64_t key_block_splits(int64_t key_blocks, int64_t query_tiles, bool un
   return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(splits)));
 }
 
-// Tiles of `size` rows of one head: those of a dense sequence, or those that varlen sequences
-// share, of which each has one more than its whole tiles.
+// Tiles of `size` rows of one head. Varlen sequences share them: sequence b begins at tile
+// cu_seqlens[b] / size + b, so that each has one more than its whole tiles, and none overlap.
 inline int64_t tiles_of(int64_t rows, int64_t size, const Varlen& varlen) {
   return varlen.cu_seqlens_q ? rows / size + varlen.B : (rows + size - 1) / size;
 }
@@ -155,9 +155,9 @@ struct KeyBlock {
 // every query head that shares the key head: the last block of all heads first, and of these tiles
 // every `splits`-th from `split` on.
 //
-// Last queries first is the order in which no CTA waits for long in deterministic mode. There key
-// blocks accumulate into dq in ascending order, and CTAs start in ascending order: one that begins
-// with a tile of later queries than the CTA before it (a diagonal mask) finds that tile free.
+// In this order no CTA waits for long in deterministic mode, where key blocks accumulate into dq in
+// ascending order. The last queries that see a key block are later, or the same, for the key block
+// after it. So each begins with tiles that the key blocks before it do not see, or add to first.
 class QueryTiles {
  public:
   TK_DEVICE_METHOD QueryTiles(BlockRange blocks, int h_kv, const Divisor& by_sharing, int split = 0,

@@ -35,10 +35,10 @@ forward_kernel(const __grid_constant__ Arguments<ForwardParams> a) {
   const int head = static_cast<int>(blockIdx.x) / blocks, h = head % H_q;
   const int h_kv = h / (H_q / static_cast<int>(p.H_kv));
   const int from_last = static_cast<int>(blockIdx.x) % blocks;  // longest rows first if causal
-  const auto [b, block_m] =
+  const auto [b, row_block] =
       sequence_tile<kBlockM>(a.varlen.cu_seqlens_q, a.varlen.B, head / H_q, blocks - 1 - from_last);
   const Sequence seq = sequence_of(a, b);
-  const int i0 = block_m * kBlockM;
+  const int i0 = row_block * kBlockM;
   if (i0 >= seq.M) return;
   const int i1 = min(i0 + kBlockM, seq.M);
 

@@ -12,7 +12,7 @@ namespace tk::cuda::sm90 {
 struct alignas(16) TileInfo {
   int index;     // key block or query block
   int h;         // query head
-  int tile = 0;  // query tiles only: the tile of row_stats and dq_sums
+  int tile = 0;  // query tiles: of row_stats and dq_sums; keys of the backward pass: see epilogue
   int flags = 0;
 
   TileInfo() = default;

@@ -57,8 +57,8 @@ WIDTHS = {prefix: widths for prefix, (_, widths) in PRODUCTS.items()} | {"linear
 """Prefixes of the names of units, with their widths."""
 
 MAX_HOPPER_SPILLS = {
-    "backward_kernel": {64: 36, 128: 36, 192: 60},
-    "dropout_backward_kernel": {64: 560, 128: 290, 192: 840, 256: 40},
+    "backward_kernel": {64: 36, 128: 36, 192: 36},
+    "dropout_backward_kernel": {64: 650, 128: 420, 192: 540, 256: 44},
     "forward_kernel": {64: 64},
 }
 """Bytes, by width. Without dropout: a few values, in the forward pass addresses that only rare
@@ -364,14 +364,15 @@ BOUNDS = {
     ("bfloat16-128", "sm_90"): {"forward_kernel": 790, "backward_kernel": 1000},
     ("bfloat16-64-64", HOPPER_CODE): {"forward_kernel": 460, "backward_kernel": 830},
     ("bfloat16-128-128", HOPPER_CODE): {"forward_kernel": 480, "backward_kernel": 500},
-    ("bfloat16-192-128", HOPPER_CODE): {"forward_kernel": 500, "backward_kernel": 760},
-    ("bfloat16-256-256", HOPPER_CODE): {"forward_kernel": 370, "backward_kernel": 590},
+    ("bfloat16-192-128", HOPPER_CODE): {"forward_kernel": 500, "backward_kernel": 700},
+    ("bfloat16-256-256", HOPPER_CODE): {"forward_kernel": 370, "backward_kernel": 490},
 }
 """Instructions per warp and tile that is not masked, by unit: some 5% above the counts in
 docs/cuda.md and docs/hopper.md. Mask tests or options on this path would exceed them."""
 
-SPILLED_LOADS = {("bfloat16-192-128", "backward_kernel"): 1}
-"""Loads of spilled values on this path of Hopper's kernels; the others have none."""
+MAX_MOVED_ADDRESSES = 16
+"""R2UR, which moves an address or a state to a uniform register, on this path of Hopper's kernels:
+in the wrong order of products there were 108 (docs/hopper.md, section 4)."""
 
 
 @pytest.mark.exhaustive
@@ -385,5 +386,5 @@ def test_main_loops_are_within_bounds(variant: str, architecture: str) -> None:
         loop = loops[kernel, architecture]
         assert len(loop) <= bound, kernel
         if architecture == HOPPER_CODE:
-            loads = SPILLED_LOADS.get((variant, kernel), 0)
-            assert (loop.counts["LDL"], loop.counts["STL"]) == (loads, 0), f"{kernel} spills"
+            assert loop.counts["LDL"] == loop.counts["STL"] == 0, f"{kernel} spills"
+            assert loop.counts["R2UR"] <= MAX_MOVED_ADDRESSES, kernel
