@@ -11,6 +11,7 @@ namespace tk::cuda {
 
 class Divisor {
  public:
+  Divisor() : Divisor(1) {}
   explicit Divisor(int64_t divisor)  // 1 <= divisor < 2^31
       : divisor_(static_cast<uint32_t>(divisor)),
         shift_(31 + static_cast<uint32_t>(std::bit_width(divisor_ - 1))),

@@ -359,6 +359,15 @@ def test_kernels_are_found_by_name_and_architecture() -> None:
     assert {len(loop) for loop in loops.values()} == {7}
 
 
+def test_way_to_an_operation_avoids_the_rest() -> None:
+    """Before the first FMUL or NOP."""
+    code = sass.instructions_of(LISTING)
+    assert len(sass.listed_before(code, "FMUL")) == 7
+    assert [one.operation for one in sass.shortest_path_to(code, "NOP")] == [
+        *("MOV", "LDS", "HMMA", "BRA", "BRA")
+    ]
+
+
 BOUNDS = {
     ("bfloat16-64", "sm_90"): {"forward_kernel": 1110, "backward_kernel": 1200},
     ("bfloat16-128", "sm_90"): {"forward_kernel": 790, "backward_kernel": 1000},

@@ -106,7 +106,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
     return Programs(folder, compiler)
 
 
-@pytest.mark.parametrize("program", ["primitives", "sm90_gemm", "sm90_primitives", "sm90_schedule"])
+@pytest.mark.parametrize(
+    "program", ["decode_schedule", "primitives", "sm90_gemm", "sm90_primitives", "sm90_schedule"]
+)
 def test_results_equal_scalar_computations(programs: Programs, program: str) -> None:
     assert set(programs.run(program)) == {"ok"}
 
