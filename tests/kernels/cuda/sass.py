@@ -123,9 +123,7 @@ def instructions_of(listing: str) -> tuple[Instruction, ...]:
     return tuple(Instruction(text, target(text)) for _, text in lines)
 
 
-def listed_before(
-    instructions: Sequence[Instruction], operation: str
-) -> tuple[Instruction, ...]:
+def listed_before(instructions: Sequence[Instruction], operation: str) -> tuple[Instruction, ...]:
     """The instructions in the listing before the first one with this operation."""
     return tuple(takewhile(lambda one: one.operation != operation, instructions))
 

@@ -396,3 +396,49 @@ def test_main_loops_are_within_bounds(variant: str, architecture: str) -> None:
         if architecture == HOPPER_CODE:
             loads = SPILLED_LOADS.get((variant, kernel), 0)
             assert (loop.counts["LDL"], loop.counts["STL"]) == (loads, 0), f"{kernel} spills"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeBounds:
+    """Most instructions of the kernels of decoding: some 5% above the counts in docs/cuda.md,
+    section 4."""
+
+    listed: int = 590
+    """before the first copy, in the listing"""
+    executed: int = 370
+    """on the shortest way to the first copy"""
+    tile: int
+    """per tile, with 64 rows of queries"""
+    combine: int
+    """of the second kernel"""
+    combine_start: int = 40
+    """of the second kernel, before its first exit"""
+
+
+DECODE_BOUNDS = {
+    "bfloat16-64": DecodeBounds(tile=710, combine=760),
+    "bfloat16-128": DecodeBounds(tile=880, combine=790),
+    "bfloat16-256": DecodeBounds(tile=1110, combine=890),
+}
+
+
+@pytest.mark.exhaustive
+@each("variant", DECODE_BOUNDS)
+def test_decoding_starts_within_bounds(variant: str) -> None:
+    """Neither kernel calls a function, such as a 64-bit division, before its first copy or exit."""
+    architecture = "sm_90"
+    if architecture not in ARCHITECTURES:
+        pytest.skip(f"needs kernels for {architecture}, which the extension was built without")
+    (unit,) = FOLDER.rglob(f"kernels-{variant}.o")
+    listing = cuobjdump("-sass", str(unit))
+    kernels, bounds = sass.kernels(listing), DECODE_BOUNDS[variant]
+    decode = kernels["decode_kernel", architecture]
+    combine = kernels["decode_combine_kernel", architecture]
+    listed = sass.listed_before(decode, "LDGSTS")
+    start = sass.listed_before(combine, "EXIT")
+    assert len(listed) <= bounds.listed
+    assert len(sass.shortest_path_to(decode, "LDGSTS")) <= bounds.executed
+    assert len(sass.main_loop(decode)) <= bounds.tile
+    assert len(combine) <= bounds.combine
+    assert len(start) <= bounds.combine_start
+    assert "CALL" not in {one.operation for one in (*listed, *start)}
