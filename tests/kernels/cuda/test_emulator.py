@@ -27,6 +27,7 @@ EMULATOR = ROOT / "csrc/emulator"
 PROGRAMS = Path(__file__).parent / "programs"
 FLAGS = (
     *("-std=c++20", "-O2", "-g1", "-fPIC", "-Wall", "-Wextra", "-Werror"),
+    *("-Wno-unknown-pragmas", "-D__CUDA_ARCH__=800"),
     *("-iquote", str(EMULATOR), f"-I{ROOT / 'csrc'}"),
 )
 SEEDS = range(8)

@@ -14,10 +14,6 @@ constexpr int kSizes[] = {1, 2, 3, 5, 16, 31, 32, 33, 100};
 
 std::string text(int x) { return std::to_string(x); }
 
-DecodeRuns divided(int total, int blocks) {
-  return {total, blocks, total / blocks, total % blocks};
-}
-
 TK_CASE(runs_are_contiguous_and_equal) {
   for (int blocks = 1; blocks < 40; ++blocks) {
     for (int total = blocks; total < 300; ++total) {
