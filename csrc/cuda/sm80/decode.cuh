@@ -45,6 +45,7 @@ TK_DEVICE KeyRows<Element> key_rows(const Strided& x, int h, int64_t width) {
 struct KeyPages {
   const int32_t* table;  // null = not paged: the batch entry is one page
   int page_size, pages;
+  Divisor by_page_size;
   int b, begin, end;  // begin <= j < end are the live keys
 
   TK_DEVICE_METHOD bool is_live(int j) const { return j >= begin && j < end; }
@@ -54,11 +55,11 @@ struct KeyPages {
   TK_DEVICE_METHOD bool share_page() const {
     return !table || page_size % DecodeTile::kQueries == 0;
   }
-  TK_DEVICE_METHOD int row_of(int j) const { return table ? j % page_size : j; }
+  TK_DEVICE_METHOD int row_of(int j) const { return table ? by_page_size.divide(j).remainder : j; }
   // -1 if there is no such page: the table is on the device and not validated.
   TK_DEVICE_METHOD int page_of(int j) const {
     if (!table) return b;
-    const int page = is_live(j) ? __ldg(table + j / page_size) : -1;
+    const int page = is_live(j) ? __ldg(table + by_page_size.divide(j).quotient) : -1;
     return page < pages ? page : -1;
   }
   // The page of `count` keys from j on, which share a page; -1 if none of them is live.
@@ -71,7 +72,12 @@ TK_DEVICE KeyPages key_pages(const DecodeArguments& a, const DecodeSequence& s) 
   const KVCache& cache = a.cache;
   const int32_t* const table =
       cache.page_size > 0 ? cache.block_table + s.b * cache.max_pages : nullptr;
-  return {table, static_cast<int>(cache.page_size), static_cast<int>(cache.pages), s.b, s.begin,
+  return {table,
+          static_cast<int>(cache.page_size),
+          static_cast<int>(cache.pages),
+          a.by_page_size,
+          s.b,
+          s.begin,
           s.end};
 }
 
@@ -79,22 +85,22 @@ TK_DEVICE KeyPages key_pages(const DecodeArguments& a, const DecodeSequence& s) 
 // `threads`. Row r is read from at(r), and filled with zeros if that is null. `any` is a readable
 // address, passed to copies that read nothing.
 template <typename Element, int kRows, int kWidth, typename At>
-TK_DEVICE void start_rows(const SharedTile<Element, kRows, kWidth>& tile, int row, int rows, int n,
-                          int threads, int width, bool in_chunks, const void* any, const At& at) {
+TK_DEVICE void start_rows(const SharedTile<Element, kRows, kWidth>& tile, int row, int rows,
+                          unsigned n, unsigned threads, int width, bool in_chunks, const void* any,
+                          const At& at) {
   constexpr int kPerChunk = 16 / sizeof(Element), kChunks = kWidth / kPerChunk;
-  if (in_chunks) {
 #pragma unroll 1
-    for (int k = n; k < rows * kChunks; k += threads) {
-      const int r = k / kChunks, column = k % kChunks * kPerChunk;
-      const Element* const from = column < width ? at(r) : nullptr;
-      copy_async_16(tile.at(row + r, column), from ? from + column : any, from != nullptr);
+  for (unsigned k = n; k < static_cast<unsigned>(rows * kChunks); k += threads) {
+    const int r = static_cast<int>(k / kChunks), column = static_cast<int>(k % kChunks * kPerChunk);
+    const Element* const from = column < width ? at(r) : nullptr;
+    Element* const to = tile.at(row + r, column);
+    if (in_chunks) {
+      copy_async_16(to, from ? from + column : any, from != nullptr);
+      continue;
     }
-  } else {
 #pragma unroll 1
-    for (int k = n; k < rows * kWidth; k += threads) {
-      const int r = k / kWidth, column = k % kWidth;
-      const Element* const from = column < width ? at(r) : nullptr;
-      *tile.at(row + r, column) = from ? from[column] : Element{};
+    for (int c = 0; c < kPerChunk; ++c) {
+      to[c] = from && column + c < width ? from[column + c] : Element{};
     }
   }
 }
@@ -103,15 +109,19 @@ TK_DEVICE void start_rows(const SharedTile<Element, kRows, kWidth>& tile, int ro
 // lanes keep their columns, so that addresses are computed once.
 template <int kCopied, typename Element, int kRows, int kWidth>
 TK_DEVICE void start_all_rows(const SharedTile<Element, kRows, kWidth>& tile, int row,
-                              const Element* from, int64_t stride, int width) {
+                              unsigned lane, const Element* from, int64_t stride, int width) {
   using Tile = SharedTile<Element, kRows, kWidth>;
   constexpr int kChunks = kWidth / Tile::kPerChunk, kStep = kWarp / kChunks;
-  const int r = lane_index() / kChunks, column = lane_index() % kChunks * Tile::kPerChunk;
+  const int r = static_cast<int>(lane / kChunks);
+  const int column = static_cast<int>(lane % kChunks * Tile::kPerChunk);
   const bool copied = column < width;
   if (copied) from += r * stride + column;
+  const int offset = tile.offset(row + r, column);
 #pragma unroll
   for (int n = 0; n < kCopied; n += kStep) {
-    copy_async_16(tile.at(row + r + n, column), from, copied);
+    const int exchange = Tile::kPanelBytes == 128 ? n & 7 : n >> 1 & 3;  // r and n share no bits
+    copy_async_16(tile.data + (offset ^ exchange * Tile::kPerChunk) + n * Tile::kPanel, from,
+                  copied);
     from += kStep * stride;
   }
 }
@@ -119,20 +129,21 @@ TK_DEVICE void start_all_rows(const SharedTile<Element, kRows, kWidth>& tile, in
 // Starts to copy a warp's kShare keys (or values) of the tile whose first key is `first`. `page` is
 // their page if they share one.
 template <int kShare, typename Element, int kRows, int kWidth>
-TK_DEVICE void start_keys(const SharedTile<Element, kRows, kWidth>& tile,
+TK_DEVICE void start_keys(const SharedTile<Element, kRows, kWidth>& tile, unsigned thread,
                           const KeyRows<Element>& keys, const KeyPages& pages, int first,
                           int page) {
   constexpr int kChunks = kWidth * static_cast<int>(sizeof(Element)) / 16;
   constexpr bool kWholeRows = kWarp % kChunks == 0;  // a warp copies whole rows at a time
-  const int row = warp_index() * kShare, j0 = first + row;
+  const unsigned lane = thread % kWarp;
+  const int row = static_cast<int>(thread / kWarp) * kShare, j0 = first + row;
   const auto start = [&](const auto& at) {
-    start_rows(tile, row, kShare, lane_index(), kWarp, keys.width, keys.in_chunks, keys.data, at);
+    start_rows(tile, row, kShare, lane, kWarp, keys.width, keys.in_chunks, keys.data, at);
   };
   if (pages.share_page()) {
     const Element* const from = page < 0 ? nullptr : keys.at(page, pages.row_of(j0));
     if constexpr (kWholeRows) {
       if (keys.in_chunks && from && pages.are_live(j0, kShare)) {
-        return start_all_rows<kShare>(tile, row, from, keys.stride, keys.width);
+        return start_all_rows<kShare>(tile, row, lane, from, keys.stride, keys.width);
       }
     }
     start([&](int r) { return from && pages.is_live(j0 + r) ? from + r * keys.stride : nullptr; });
@@ -167,22 +178,16 @@ TK_DEVICE SharedTile<Element, kRows, kWidth> rows_16(const SharedTile<Element, k
   return {tile.data + 16 * n * SharedTile<Element, kRows, kWidth>::kPanel};
 }
 
-// The part of a unit that one CTA processes.
-struct DecodePart {
-  int unit;
-  int first, last;  // tiles first <= n < last of the sequence
-  int64_t partial;  // slot of the partial result; -1 if the part is the whole unit
-};
-
-// Starts to copy the queries of a unit.
+// Starts to copy the queries of a unit, by all threads of the CTA.
 template <typename Element, int kWidth>
 TK_DEVICE void start_queries(const DecodeArguments& a, const DecodeSequence& s, int unit,
-                             const DecodeShared<Element, kWidth>& shared) {
-  constexpr int kRows = DecodeTile::kQueries, kWarps = kDecodeTile<Element, kWidth>.warps;
+                             unsigned thread, const DecodeShared<Element, kWidth>& shared) {
+  constexpr int kRows = DecodeTile::kQueries;
+  constexpr int kThreads = kDecodeTile<Element, kWidth>.warps * kWarp;
   const Strided& given = a.params.q;
   const auto q = key_rows<Element>(given, 0, a.params.D);
-  for (int n = warp_index(); n < a.warps_m; n += kWarps) {
-    start_rows(shared.q(n), 0, kRows, lane_index(), kWarp, q.width,
+  for (int n = 0; n < a.warps_m; ++n) {
+    start_rows(shared.q(n), 0, kRows, thread, kThreads, q.width,
                q.in_chunks && given.stride[1] * sizeof(Element) % 16 == 0, q.data, [&](int r) {
                  const DecodeRow at = decode_row(a, unit, n * kRows + r);
                  return at.valid ? q.at(s.b, at.i) + at.h * given.stride[1] : nullptr;
@@ -283,7 +288,7 @@ TK_DEVICE void store_row(const DecodeArguments& a, const DecodeSequence& s, cons
   const float inverse = empty ? 0.0f : 1.0f / l;
   const float natural_max = __fmul_rn(m, natural);
   const auto o_rows = rows_of<Element>(a.params.o, s.b, at.h, 0, p.D_v);
-  const int64_t partial_row = part.partial * a.rows() + r;
+  const int partial_row = part.partial * a.rows() + r;
   for (int c = lane_index(); c < o_rows.width; c += kWarp) {
     float sum = 0.0f;
     for (int n = r / 16; n < warps; n += a.warps_m) {
@@ -334,10 +339,12 @@ TK_DEVICE void decode_part(const DecodeArguments& a, const DecodeSequence& s,
   static_assert(kBlockN == 16 * kWarps);
   static_assert(kWarps * DecodeSums<kWidth>::kWarpBytes <= 4 * Shared::KeyTile::kBytes);
 
+  // Opaque: addresses are not computed before the loop over parts, ahead of the first copy.
+  const unsigned thread = static_cast<unsigned>(opaque(static_cast<int>(threadIdx.x)));
   const Problem& p = a.params;
-  const int head = part.unit / a.row_tiles, M = static_cast<int>(p.M);
-  const int warp_m = warp_index() % a.warps_m, warps_n = kWarps / a.warps_m;
-  const int warp_n = warp_index() / a.warps_m;
+  const int head = a.by_row_tiles.divide(part.unit).quotient, M = static_cast<int>(p.M);
+  const int warps_n = a.warps_n, warp_m = warp_index() & (a.warps_m - 1);
+  const int warp_n = warp_index() * warps_n / kWarps;  // warp_index() / warps_m
   const Shared shared{reinterpret_cast<Element*>(memory)};
   const auto k = key_rows<Element>(p.k, head, p.D);
   const auto v = key_rows<Element>(p.v, head, p.D_v);
@@ -349,22 +356,23 @@ TK_DEVICE void decode_part(const DecodeArguments& a, const DecodeSequence& s,
   const int count = part.last - part.first;
   const auto first_key = [&](int n) { return (s.first + part.first + n) * kBlockN; };
   const auto page = [&](int n) {
-    const int j = first_key(n) + warp_index() * kShare;
+    const int j = first_key(n) + static_cast<int>(thread / kWarp) * kShare;
     return pages.share_page() && n < count ? pages.page_of(j, kShare) : -1;
   };
   const auto start_k = [&](int n, int its_page) {
-    if (n < count) start_keys<kShare>(shared.k(n), k, pages, first_key(n), its_page);
+    if (n < count) start_keys<kShare>(shared.k(n), thread, k, pages, first_key(n), its_page);
     commit_copies();
   };
   const auto start_v = [&](int n, int its_page) {
-    if (n < count) start_keys<kShare>(shared.v(n), v, pages, first_key(n), its_page);
+    if (n < count) start_keys<kShare>(shared.v(n), thread, v, pages, first_key(n), its_page);
     commit_copies();
   };
 
   // The page of a tile is looked up one iteration before it is needed.
-  const int page_0 = page(0);
-  int page_1 = page(1), page_2 = page(2);
-  start_queries(a, s, part.unit, shared);
+  const int first_pages = page(lane_index());
+  const int page_0 = __shfl_sync(~0u, first_pages, 0);
+  int page_1 = __shfl_sync(~0u, first_pages, 1), page_2 = __shfl_sync(~0u, first_pages, 2);
+  start_queries(a, s, part.unit, thread, shared);
   start_k(0, page_0);
   start_v(0, page_0);
   start_k(1, page_1);
@@ -414,23 +422,10 @@ template <typename Element, int kWidth>
 TK_KERNEL((kDecodeTile<Element, kWidth>.threads()), (kDecodeTile<Element, kWidth>.blocks))
 decode_kernel(const __grid_constant__ DecodeArguments a) {
   TK_SHARED_MEMORY(memory);
-  const DecodeSchedule schedule(a);
-  const int64_t block = blockIdx.x;
-  if (block >= schedule.blocks()) return;
-  const int64_t last = schedule.begin_of(block + 1);
-  for (int64_t x = schedule.begin_of(block); x < last;) {
-    int64_t begin;
-    const DecodeSequence s = schedule.at(x, begin);
-    const int unit = static_cast<int>(min((x - begin) / s.tiles, int64_t{a.units() - 1}));
-    const int first = static_cast<int>((x - begin) % s.tiles);
-    const int64_t rest = last - x;
-    const int end = rest < s.tiles - first ? first + static_cast<int>(rest) : s.tiles;
-    const bool whole = first == 0 && end == s.tiles;
-    decode_part<Element, kWidth>(
-        a, s, {unit, first, end, whole ? -1 : partial_slot(block, first == 0)}, memory);
-    x += end - first;
-    __syncthreads();  // the sums have been read
-  }
+  const auto process = [&](const DecodeSequence& s, const DecodePart& part) {
+    decode_part<Element, kWidth>(a, s, part, memory);
+  };
+  for_each_part(a, kDecodeTile<Element, kWidth>.block_n, process);
 }
 
 }  // namespace tk::cuda

@@ -24,35 +24,29 @@ TK_KERNEL(kCombineWarps* kWarp, 1)
 decode_combine_kernel(const __grid_constant__ DecodeArguments a) {
   constexpr int kColumns = (kWidth + kWarp - 1) / kWarp;  // columns per lane
   const Problem& p = a.params;
-  const int M = static_cast<int>(p.M), H_q = static_cast<int>(p.H_q);
-  const int group = H_q / static_cast<int>(p.H_kv);
-  const int program = static_cast<int>(blockIdx.x);
-  const int i = program % M, h = program / M % H_q, b = program / M / H_q;
-  const int row = h % group * M + i;
-  const int unit = h / group * a.row_tiles + row / a.rows(), r = row % a.rows();
-
-  const DecodeSchedule schedule(a);
-  const DecodeSequence s = decode_sequence(a, b);
-  const int64_t begin = schedule.before(b) + int64_t{unit} * s.tiles;
-  const int64_t first = schedule.block_of(begin), last = schedule.block_of(begin + s.tiles - 1);
-  if (first == last) return;  // a single CTA has written the final result
-  const auto partial_row = [&](int64_t n) {
-    return partial_slot(n, schedule.begin_of(n) <= begin) * a.rows() + r;
-  };
+  const auto [n_head, i] = a.by_M.divide(static_cast<int>(blockIdx.x));
+  const auto [b, h] = a.by_H_q.divide(n_head);
+  const auto [h_kv, member] = a.by_group.divide(h);
+  const auto [tile, r] = a.by_rows.divide(member * static_cast<int>(p.M) + i);
+  const DecodeOwners owners = a.owners[b * a.units + h_kv * a.row_tiles + tile];
+  if (owners.first == owners.last) return;  // a single CTA has written the final result
+  // Within bounds even if lengths changed during the kernel before.
+  const int first = max(owners.first, 0), last = min(owners.last, a.blocks - 1);
+  const auto partial_row = [&, r = r](int n) { return partial_slot(n, n == first) * a.rows() + r; };
 
   TK_SHARED_MEMORY(memory);
   float* const o_sums = reinterpret_cast<float*>(memory);  // (kCombineWarps, kWidth)
   float* const sums = o_sums + kCombineWarps * kWidth;     // (kCombineWarps)
   float largest = -INFINITY;
-  for (int64_t n = first + lane_index(); n <= last; n += kWarp) {
+  for (int n = first + lane_index(); n <= last; n += kWarp) {
     largest = fmaxf(largest, a.m[partial_row(n)]);
   }
   largest = warp_max(largest);
   const float base = largest == -INFINITY ? 0.0f : largest;
   float sum = 0.0f, o[kColumns] = {};
 #pragma unroll 4
-  for (int64_t n = first + warp_index(); n <= last; n += kCombineWarps) {
-    const int64_t at = partial_row(n);
+  for (int n = first + warp_index(); n <= last; n += kCombineWarps) {
+    const int at = partial_row(n);
     const float share = exp2_approx((a.m[at] - base) * kLog2E) * a.l[at];
     sum += share;
 #pragma unroll

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 
 from transformer_kernels.backends.triton.compile_report import cuobjdump
@@ -78,14 +79,23 @@ def main_loops(listing: str) -> dict[tuple[str, str], LoopPath]:
     """The main loop of each kernel that has one in the output of `cuobjdump -sass`, by kernel and
     architecture."""
     found = {}
+    for kernel, instructions in kernels(listing).items():
+        try:
+            found[kernel] = main_loop(instructions)
+        except NoLoopError:
+            continue
+    return found
+
+
+def kernels(listing: str) -> dict[tuple[str, str], tuple[Instruction, ...]]:
+    """The instructions of each kernel in the output of `cuobjdump -sass`, by kernel and
+    architecture."""
+    found = {}
     for architecture, code in _split(_ARCHITECTURE, listing):
         for symbol, function in _split(_FUNCTION, code):
             kernel = KERNEL.search(symbol)
-            try:
-                path = main_loop(instructions_of(function))
-            except NoLoopError:
-                continue
-            found[symbol if kernel is None else kernel[1], architecture] = path
+            name = symbol if kernel is None else kernel[1]
+            found[name, architecture] = instructions_of(function)
     return found
 
 
@@ -111,6 +121,25 @@ def instructions_of(listing: str) -> tuple[Instruction, ...]:
         return None if jump is None else index[int(jump[1], 16)]
 
     return tuple(Instruction(text, target(text)) for _, text in lines)
+
+
+def listed_before(instructions: Sequence[Instruction], operation: str) -> tuple[Instruction, ...]:
+    """The instructions in the listing before the first one with this operation."""
+    return tuple(takewhile(lambda one: one.operation != operation, instructions))
+
+
+def shortest_path_to(
+    instructions: Sequence[Instruction], operation: str
+) -> tuple[Instruction, ...]:
+    """The fewest instructions from the first one on that lead to this operation, without it."""
+    paths: dict[int, tuple[int, ...]] = {0: ()}
+    pending = deque(paths)
+    while instructions[n := pending.popleft()].operation != operation:
+        for one in _next(instructions, n):
+            if one not in paths:
+                paths[one] = (*paths[n], n)
+                pending.append(one)
+    return tuple(instructions[n] for n in paths[n])
 
 
 def main_loop(instructions: Sequence[Instruction]) -> LoopPath:

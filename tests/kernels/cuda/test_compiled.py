@@ -359,6 +359,15 @@ def test_kernels_are_found_by_name_and_architecture() -> None:
     assert {len(loop) for loop in loops.values()} == {7}
 
 
+def test_way_to_an_operation_avoids_the_rest() -> None:
+    """Before the first FMUL or NOP."""
+    code = sass.instructions_of(LISTING)
+    assert len(sass.listed_before(code, "FMUL")) == 7
+    assert [one.operation for one in sass.shortest_path_to(code, "NOP")] == [
+        *("MOV", "LDS", "HMMA", "BRA", "BRA")
+    ]
+
+
 BOUNDS = {
     ("bfloat16-64", "sm_90"): {"forward_kernel": 1110, "backward_kernel": 1200},
     ("bfloat16-128", "sm_90"): {"forward_kernel": 790, "backward_kernel": 1000},
@@ -388,3 +397,49 @@ def test_main_loops_are_within_bounds(variant: str, architecture: str) -> None:
         if architecture == HOPPER_CODE:
             assert loop.counts["LDL"] == loop.counts["STL"] == 0, f"{kernel} spills"
             assert loop.counts["R2UR"] <= MAX_MOVED_ADDRESSES, kernel
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeBounds:
+    """Most instructions of the kernels of decoding: some 5% above the counts in docs/cuda.md,
+    section 4."""
+
+    listed: int = 590
+    """before the first copy, in the listing"""
+    executed: int = 370
+    """on the shortest way to the first copy"""
+    tile: int
+    """per tile, with 64 rows of queries"""
+    combine: int
+    """of the second kernel"""
+    combine_start: int = 40
+    """of the second kernel, before its first exit"""
+
+
+DECODE_BOUNDS = {
+    "bfloat16-64": DecodeBounds(tile=710, combine=760),
+    "bfloat16-128": DecodeBounds(tile=880, combine=790),
+    "bfloat16-256": DecodeBounds(tile=1110, combine=890),
+}
+
+
+@pytest.mark.exhaustive
+@each("variant", DECODE_BOUNDS)
+def test_decoding_starts_within_bounds(variant: str) -> None:
+    """Neither kernel calls a function, such as a 64-bit division, before its first copy or exit."""
+    architecture = "sm_90"
+    if architecture not in ARCHITECTURES:
+        pytest.skip(f"needs kernels for {architecture}, which the extension was built without")
+    (unit,) = FOLDER.rglob(f"kernels-{variant}.o")
+    listing = cuobjdump("-sass", str(unit))
+    kernels, bounds = sass.kernels(listing), DECODE_BOUNDS[variant]
+    decode = kernels["decode_kernel", architecture]
+    combine = kernels["decode_combine_kernel", architecture]
+    listed = sass.listed_before(decode, "LDGSTS")
+    start = sass.listed_before(combine, "EXIT")
+    assert len(listed) <= bounds.listed
+    assert len(sass.shortest_path_to(decode, "LDGSTS")) <= bounds.executed
+    assert len(sass.main_loop(decode)) <= bounds.tile
+    assert len(combine) <= bounds.combine
+    assert len(start) <= bounds.combine_start
+    assert "CALL" not in {one.operation for one in (*listed, *start)}

@@ -233,6 +233,27 @@ def test_decoding_and_packed_sequences_have_no_races(case: AnyCase, dtype: torch
 
 
 @pytest.mark.exhaustive
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("ctas", [1, 2, 40])
+@pytest.mark.parametrize(
+    "case", named(DECODE_CASES, "full", "long-pages", "group-8-queries-17"), ids=str
+)
+def test_decoding_on_any_number_of_ctas(case: DecodeCase, ctas: int) -> None:
+    """Few CTAs process many units each, and many divide a unit."""
+    with emulator.aimed_ctas(ctas):
+        assert_case(case, torch.bfloat16, "cuda")
+
+
+def test_caches_of_too_many_tiles_raise() -> None:
+    """Their number must fit an int. Neither queries nor keys occupy memory."""
+    q = torch.zeros(1, 1, 1, 8).expand(2048, 64, 1, 8)
+    cache = torch.zeros(1, 1, 1, 8).expand(2048, 64, 1 << 20, 8)
+    lengths = torch.zeros(2048, dtype=torch.int32)
+    with pytest.raises(RuntimeError, match=r"capacity of more than 2\^30 tiles of keys"):
+        tk.attention_decode(q, cache, cache, lengths, backend="cuda")
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("is_deterministic", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", WATCHED_CASES, ids=str)

@@ -27,6 +27,7 @@ EMULATOR = ROOT / "csrc/emulator"
 PROGRAMS = Path(__file__).parent / "programs"
 FLAGS = (
     *("-std=c++20", "-O2", "-g1", "-fPIC", "-Wall", "-Wextra", "-Werror"),
+    *("-Wno-unknown-pragmas", "-D__CUDA_ARCH__=800"),
     *("-iquote", str(EMULATOR), f"-I{ROOT / 'csrc'}"),
 )
 SEEDS = range(8)
@@ -106,7 +107,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
     return Programs(folder, compiler)
 
 
-@pytest.mark.parametrize("program", ["primitives", "sm90_gemm", "sm90_primitives", "sm90_schedule"])
+@pytest.mark.parametrize(
+    "program", ["decode_schedule", "primitives", "sm90_gemm", "sm90_primitives", "sm90_schedule"]
+)
 def test_results_equal_scalar_computations(programs: Programs, program: str) -> None:
     assert set(programs.run(program)) == {"ok"}
 
