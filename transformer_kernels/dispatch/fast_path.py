@@ -37,6 +37,7 @@ from ..scores.options import PLAIN_SCORES, ScoreOptions, drawn_seed
 from . import division
 from .autocast import cast_for_autocast
 from .autograd import attach, attach_plain
+from .choose import prefers_triton
 
 _CPU, _CUDA = CpuBackend(), CudaBackend()
 _INTERCEPTED = "a mode, transform, tracer or profiler may intercept operators"
@@ -78,7 +79,8 @@ def plain_attention(
         return "a sequence divided over processes"
     if type(dropout_p) is not float or type(backend) is not str:
         return "dropout_p is no float, or backend no str"
-    if layout is DENSE and (backend == "cuda" or (backend == "auto" and q.is_cuda)):
+    on_gpu = backend == "auto" and q.is_cuda and not prefers_triton(q.device, q.dtype)
+    if layout is DENSE and (backend == "cuda" or on_gpu):
         return _attention_on_gpu(q, k, v, mask, scale, dropout_p, grouped, runs)
     if backend not in ("auto", "cpu") or not q.is_cpu:
         return f"tensors on {q.device} with backend={backend!r}"
