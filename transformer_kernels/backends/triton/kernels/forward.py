@@ -5,8 +5,10 @@
     l   = l 2^(unit (m - m')) + sum_j p,  o = o 2^(unit (m - m')) + z p v
     output = o / l,  lse = unit ln(2) m + log l
 
-unit is log2(e), or log2(e) scale. m is subtracted before the multiplication: exponents are never
-positive, and those of large scores are exact near 0. docs/attention.md, sections 2, 5 and 8.
+unit is log2(e), or log2(e) scale. Exponents of plain scores in half precision are fused, unit s -
+round(unit m): the rounding error of unit m cancels in o, and is subtracted from log l. Otherwise m
+is subtracted before the multiplication: exponents are never positive, and those of large scores are
+exact near 0. docs/attention.md, sections 2, 5 and 8.
 """
 
 from typing import Any, NamedTuple
