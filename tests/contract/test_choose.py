@@ -7,6 +7,7 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, assert_type, get_overloads, get_type_hints
 
@@ -18,10 +19,12 @@ import transformer_kernels as tk
 from tests.support.backends import NAMES
 from tests.support.operators import FORWARD, operators_run_by
 from transformer_kernels import _C, distributed
-from transformer_kernels.backends import BACKENDS
+from transformer_kernels.backends import BACKENDS, CudaBackend, TritonBackend
 from transformer_kernels.backends.native import extension
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.dispatch import choose as dispatch
+from transformer_kernels.problem.cache import cache_problem
+from transformer_kernels.problem.dense import dense_problem
 
 ROOT = Path(tk.__file__).parents[1]
 
@@ -134,6 +137,40 @@ def test_auto_skips_backends_with_reasons() -> None:
     assert len(explanation.reasons["cpu"]) == 1
     assert "cpu: the tensors are on meta" in str(explanation)
     assert tk.attention(q, q, q).is_meta
+
+
+@pytest.mark.parametrize(
+    ("capability", "kind", "dtype", "chosen"),
+    [
+        ((10, 0), "dense", torch.bfloat16, "triton"), ((10, 3), "dense", torch.float16, "triton"),
+        ((10, 0), "dense", torch.float32, "cuda"), ((10, 0), "cache", torch.bfloat16, "cuda"),
+        ((9, 0), "dense", torch.bfloat16, "cuda"), ((12, 0), "dense", torch.bfloat16, "cuda"),
+    ],
+)  # fmt: skip
+def test_auto_prefers_triton_where_only_its_kernels_use_the_matrix_units(
+    capability: tuple[int, int],
+    kind: str,
+    dtype: torch.dtype,
+    chosen: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    for backend in (CudaBackend, TritonBackend):
+        monkeypatch.setattr(backend, "unsupported_reasons", lambda self, problem: [])
+    q = x().to(dtype)
+    lengths = torch.tensor([3])
+    problem = dense_problem(q, q, q) if kind == "dense" else cache_problem(q, q, q, lengths)
+    problem = replace(problem, shape=problem.shape._replace(device=torch.device("cuda", 0)))
+    dispatch.prefers_triton.cache_clear()
+    try:
+        assert dispatch.choose(problem, "auto", BACKENDS).name == chosen
+        assert dispatch.choose(problem, "cuda", BACKENDS).name == "cuda"
+        reasons: dict[str, tuple[str, ...]] = {"cuda": (), "triton": ()}
+        text = str(dispatch.Explanation(problem, chosen, "a kernel", reasons, ""))
+        assert ("cuda: supported, not chosen: only triton uses" in text) == (chosen == "triton")
+    finally:
+        dispatch.prefers_triton.cache_clear()
 
 
 def test_without_the_extension(no_extension: None) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
-from ..backends import ReferenceBackend
+from ..backends import CudaBackend, ReferenceBackend, TritonBackend
 from ..common.argument_checks import shown
+from ..common.torch_private import constant_in_compiled_code
 from ..problem import Shape
 from .autograd import needs_reference
 
@@ -56,7 +59,7 @@ def choose(problem: AnyProblem, name: str, backends: Sequence[Chosen]) -> Chosen
     Raises ValueError with all reasons if the named backend does not support the problem. A named
     backend never falls back to another one.
     """
-    candidates = _candidates(name, backends)
+    candidates = _candidates(problem, name, backends)
     for backend in candidates:
         reasons = backend.unsupported_reasons(problem)
         if not reasons:
@@ -66,16 +69,37 @@ def choose(problem: AnyProblem, name: str, backends: Sequence[Chosen]) -> Chosen
     raise ValueError(f"backend={name!r} does not support this call: " + "; ".join(reasons))
 
 
-def _candidates(name: str, backends: Sequence[Chosen]) -> Sequence[Chosen]:
-    """All backends for "auto", else the named one; raises ValueError for other values."""
+def _candidates(problem: AnyProblem, name: str, backends: Sequence[Chosen]) -> Sequence[Chosen]:
+    """All backends in order for "auto", else the named one; raises ValueError for other values."""
     if isinstance(name, str):  # comparing an array would compare its elements
         if name == "auto":
-            return backends
+            return _in_order(problem, backends)
         for backend in backends:
             if backend.name == name:
                 return (backend,)
     listed = ", ".join(map(repr, names(backends)))
     raise ValueError(f"backend must be one of {listed}, got {shown(name)}")
+
+
+def _in_order(problem: AnyProblem, backends: Sequence[Chosen]) -> Sequence[Chosen]:
+    """Backends in the order in which "auto" tries them: decoding is limited by memory, and linear
+    attention has an order of its own."""
+    shape = problem.shape
+    if problem.kind == "cache" or not prefers_triton(shape.device, shape.dtype):
+        return backends
+    return sorted(backends, key=lambda backend: not isinstance(backend, TritonBackend))
+
+
+@constant_in_compiled_code
+@functools.cache
+def prefers_triton(device: torch.device, dtype: torch.dtype) -> bool:
+    """True in half precision on GPUs of compute capability 10.x: only Triton's kernels use their
+    matrix units (tcgen05), and those of csrc/cuda the instructions of Ampere (mma.sync)."""
+    if device.type != "cuda" or dtype.itemsize != 2:
+        return False
+    if torch.version.hip is not None or not torch.cuda.is_available():
+        return False
+    return torch.cuda.get_device_capability(device)[0] == 10
 
 
 @dataclass(frozen=True)
@@ -108,8 +132,14 @@ class Explanation:
         for name, reasons in self.reasons.items():
             if name == self.chosen:
                 continue
-            lines.append(f"{name}: " + ("; ".join(reasons) if reasons else "supported, not chosen"))
+            lines.append(f"{name}: " + ("; ".join(reasons) or self._not_chosen(name)))
         return "\n".join(lines)
+
+    def _not_chosen(self, name: str) -> str:
+        p, pair = self.problem.shape, (self.chosen, name)
+        if pair == (TritonBackend.name, CudaBackend.name) and prefers_triton(p.device, p.dtype):
+            return "supported, not chosen: only triton uses this GPU's matrix units (tcgen05)"
+        return "supported, not chosen"
 
 
 def explanation(
@@ -125,7 +155,7 @@ def explanation(
 
     Inside a transform whose derivatives the kernels lack, the reference runs whatever the name is.
     """
-    candidates, reasons = _candidates(name, backends), _reasons(problem, backends)
+    candidates, reasons = _candidates(problem, name, backends), _reasons(problem, backends)
     if needs_reference((q, k, v)):
         candidates = backends
         reasons = {

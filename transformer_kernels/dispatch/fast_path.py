@@ -37,6 +37,7 @@ from ..scores.options import PLAIN_SCORES, ScoreOptions, drawn_seed
 from . import division
 from .autocast import cast_for_autocast
 from .autograd import attach, attach_plain
+from .choose import prefers_triton
 
 _CPU, _CUDA = CpuBackend(), CudaBackend()
 _INTERCEPTED = "a mode, transform, tracer or profiler may intercept operators"
@@ -78,7 +79,7 @@ def plain_attention(
         return "a sequence divided over processes"
     if type(dropout_p) is not float or type(backend) is not str:
         return "dropout_p is no float, or backend no str"
-    if layout is DENSE and (backend == "cuda" or (backend == "auto" and q.is_cuda)):
+    if layout is DENSE and _runs_on_gpu(q, backend):
         return _attention_on_gpu(q, k, v, mask, scale, dropout_p, grouped, runs)
     if backend not in ("auto", "cpu") or not q.is_cpu:
         return f"tensors on {q.device} with backend={backend!r}"
@@ -113,6 +114,12 @@ def plain_attention(
         return o
     result: Tensor = attach(_CPU, problem, Outputs(o, row_stats, block_mask), q, k, v)
     return result
+
+
+def _runs_on_gpu(q: Tensor, backend: str) -> bool:
+    if backend == "auto":
+        return q.is_cuda and not prefers_triton(q.device, q.dtype)
+    return backend == "cuda"
 
 
 def _decoding_on_cpu(

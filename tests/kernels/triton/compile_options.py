@@ -369,10 +369,10 @@ LOG2E = "0f3FB8AA3B"
 
 def compile_calls(chip: str) -> dict[str, Any]:
     """Shared memory and number of compilations of the kernels, by call and kernel; their fused
-    operations without options, but for multiplications by log2(e)."""
+    operations with and without a bias, but for multiplications by log2(e)."""
     shared_kib: dict[str, dict[str, float]] = defaultdict(dict)
     cache_keys: dict[str, dict[str, set[str]]] = {name: defaultdict(set) for name in LENGTHS}
-    fused: dict[str, int] = {}
+    fused: dict[str, dict[str, int]] = {"plain": {}, "alibi": {}}
 
     def compile_instead(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:  # noqa: A002
         name = fn.jit_function.__name__
@@ -382,9 +382,9 @@ def compile_calls(chip: str) -> dict[str, Any]:
         compiled = compile_for(chip, fn.jit_function, compile)
         kib = compiled.metadata.shared / 1024
         shared_kib[case][name] = max(kib, shared_kib[case].get(name, 0))
-        if case == "plain" and "ptx" in compiled.asm:
+        if case in fused and "ptx" in compiled.asm:
             lines = compiled.asm["ptx"].splitlines()
-            fused[name] = sum("fma.rn" in line and LOG2E not in line for line in lines)
+            fused[case][name] = sum("fma.rn" in line and LOG2E not in line for line in lines)
         return True
 
     triton.runtime.driver.set_active(Driver(chip))

@@ -25,8 +25,14 @@ from .dropout import dropout_factor
 from .masks import is_live, sequence_band, visible, zero_hidden_keys
 from .primitives import head, load_rows, program_head, sequence, store_rows, tile_coords
 from .relative_keys import add_relative_rows, load_relative_rows, tile_products
-from .score_gradient import head_statistics, load_statistics, score_gradients, weights
-from .scores import load_bias, product_gradients
+from .score_gradient import (
+    has_large_rows,
+    head_statistics,
+    load_statistics,
+    score_gradients,
+    weights,
+)
+from .scores import is_any_large, load_bias, product_gradients
 
 
 class KeyGradients(NamedTuple):
@@ -60,36 +66,62 @@ def bwd_dkdv_kernel(
         tl.zeros([sizes.BLOCK_N, sizes.BLOCK_D], tl.float32),
         tl.zeros([sizes.BLOCK_N, sizes.BLOCK_DV], tl.float32),
     )
-    GRAIN: tl.constexpr = sizes.ROW_GRAIN
-    BLOCK: tl.constexpr = sizes.BLOCK_M
-    ranges = query_block_ranges(band, j0, BLOCK, sizes.BLOCK_N)
+    FUSED: tl.constexpr = scores.plain_scale is not None and q.data.dtype.element_ty != tl.float32
+    ranges = query_block_ranges(band, j0, sizes.BLOCK_M, sizes.BLOCK_N)
     for h in range(h_kv * heads.group, (h_kv + 1) * heads.group):
         q_head, do_head = head(q, memory_b, h, first_q), head(do, memory_b, h, first_q)
-        of_head = head_statistics(statistics, heads, rows, memory_b, h, first_q)
-        schedule = block_schedule(ranges, lists, b, h, j0 // sizes.KEY_GRAIN, GRAIN, BLOCK)
-        for MASKED in tl.static_range(2):
-            begin, end = visits(schedule, MASKED)
-            for n in range(begin, end):
-                i0 = block_start(schedule, lists, n, MASKED, GRAIN, BLOCK)
-                coords = tile_coords(b, h, i0, j0, sizes, TRANSPOSED=True)
-                sums = add_queries(
-                    sums, k_tile, v_tile, q_head, do_head, of_head,
-                    coords, band, mask, scores, dropout, sizes, MASKED,
-                )  # fmt: skip
+        of_head = head_statistics(statistics, heads, rows, memory_b, h, first_q, FUSED)
+        block = j0 // sizes.KEY_GRAIN
+        schedule = block_schedule(ranges, lists, b, h, block, sizes.ROW_GRAIN, sizes.BLOCK_M)
+        is_large = False
+        if FUSED:
+            end = tl.minimum(ranges.any_end * sizes.BLOCK_M, band.M)
+            is_large = has_large_rows(of_head, ranges.any_begin * sizes.BLOCK_M, end)
+        if is_large:
+            of_head = head_statistics(statistics, heads, rows, memory_b, h, first_q, False)
+            sums = add_head(
+                sums, k_tile, v_tile, q_head, do_head, of_head, b, h, j0,
+                schedule, lists, band, mask, scores, dropout, sizes, False,
+            )  # fmt: skip
+        else:
+            sums = add_head(
+                sums, k_tile, v_tile, q_head, do_head, of_head, b, h, j0,
+                schedule, lists, band, mask, scores, dropout, sizes, FUSED,
+            )  # fmt: skip
     dk_sum = sums.dk * scores.scale
     store_rows(head(dk, memory_b, h_kv, first_k), j0, j < band.N, dk_sum, sizes.D)
     store_rows(head(dv, memory_b, h_kv, first_k), j0, j < band.N, sums.dv, sizes.D_V)
 
 
 @triton.jit
+def add_head(
+    sums, k_tile, v_tile, q, do, of_head, b, h, j0,
+    schedule, lists, band, mask, scores, dropout, sizes, FUSED: tl.constexpr,
+):  # fmt: skip
+    """Adds the query blocks of one head to dk / scale and dv"""
+    GRAIN: tl.constexpr = sizes.ROW_GRAIN
+    BLOCK: tl.constexpr = sizes.BLOCK_M
+    for MASKED in tl.static_range(2):
+        begin, end = visits(schedule, MASKED)
+        for n in range(begin, end):
+            i0 = block_start(schedule, lists, n, MASKED, GRAIN, BLOCK)
+            coords = tile_coords(b, h, i0, j0, sizes, TRANSPOSED=True)
+            sums = add_queries(
+                sums, k_tile, v_tile, q, do, of_head,
+                coords, band, mask, scores, dropout, sizes, MASKED, FUSED,
+            )  # fmt: skip
+    return sums
+
+
+@triton.jit
 def add_queries(
     sums, k_tile, v_tile, q, do, of_head,
-    coords, band, mask, scores, dropout, sizes, MASKED: tl.constexpr,
+    coords, band, mask, scores, dropout, sizes, MASKED: tl.constexpr, FUSED: tl.constexpr,
 ):  # fmt: skip
     """Adds one query block to dk / scale and dv"""
     PRECISION: tl.constexpr = sizes.PRECISION
     i = coords.i0 + tl.arange(0, sizes.BLOCK_M)
-    base, rest, delta = load_statistics(of_head, i, band.M, MASKED)
+    base, rest, delta = load_statistics(of_head, i, band.M, MASKED, FUSED)
     # Fully masked rows are not loaded: they may hold NaN, and 0 * NaN is NaN.
     live = base < float("inf")
     q_tile = load_rows(q, coords.i0, live, sizes.D, sizes.BLOCK_D, MASKED)
@@ -101,7 +133,7 @@ def add_queries(
         is_visible = visible(mask, band, coords)
     products = tile_products(q_tile, k_tile, relative, scores, sizes, TRANSPOSED=True)
     base, rest = base[None, :], rest[None, :]
-    p = weights(products, base, rest, bias, is_visible, mask, scores, coords, band)
+    p = weights(products, base, rest, bias, is_visible, mask, scores, coords, band, FUSED)
     z = dropout_factor(dropout, coords, sizes, TRANSPOSED=True)
     dv = tl.dot((p * z).to(do_tile.dtype), do_tile, sums.dv, input_precision=PRECISION)
     dp = tl.dot(v_tile, tl.trans(do_tile), input_precision=PRECISION) * z
@@ -128,36 +160,63 @@ def bwd_dq_kernel(
         return
 
     i = i0 + tl.arange(0, sizes.BLOCK_M)
-    of_head = head_statistics(statistics, heads, rows, memory_b, h, first_q)
-    of_rows = load_statistics(of_head, i, band.M, True)
+    FUSED: tl.constexpr = scores.plain_scale is not None and q.data.dtype.element_ty != tl.float32
+    of_head = head_statistics(statistics, heads, rows, memory_b, h, first_q, FUSED)
+    of_rows = load_statistics(of_head, i, band.M, True, FUSED)
+    is_large = False
+    if FUSED:
+        is_large = is_any_large(of_rows.base)
     live = of_rows.base < float("inf")  # fully masked rows may hold NaN
     q_head, do_head = head(q, memory_b, h, first_q), head(do, memory_b, h, first_q)
     q_tile = load_rows(q_head, i0, live, sizes.D, sizes.BLOCK_D, True)
     do_tile = load_rows(do_head, i0, live, sizes.D_V, sizes.BLOCK_DV, True)
     k_head = head(k, memory_b, h // heads.group, first_k)
     v_head = head(v, memory_b, h // heads.group, first_k)
-    total = tl.zeros([sizes.BLOCK_M, sizes.BLOCK_D], tl.float32)
-    GRAIN: tl.constexpr = sizes.KEY_GRAIN
-    BLOCK: tl.constexpr = sizes.BLOCK_N
-    ranges = key_block_ranges(band, i0, sizes.BLOCK_M, BLOCK)
-    schedule = block_schedule(ranges, lists, b, h, i0 // sizes.ROW_GRAIN, GRAIN, BLOCK)
-    for MASKED in tl.static_range(2):
-        begin, end = visits(schedule, MASKED)
-        for n in range(begin, end):
-            j0 = block_start(schedule, lists, n, MASKED, GRAIN, BLOCK)
-            coords = tile_coords(b, h, i0, j0, sizes, TRANSPOSED=False)
-            total = add_keys(
-                total, q_tile, do_tile, of_rows, k_head, v_head,
-                coords, band, mask, scores, dropout, sizes, MASKED,
-            )  # fmt: skip
+    ranges = key_block_ranges(band, i0, sizes.BLOCK_M, sizes.BLOCK_N)
+    block = i0 // sizes.ROW_GRAIN
+    schedule = block_schedule(ranges, lists, b, h, block, sizes.KEY_GRAIN, sizes.BLOCK_N)
+    if is_large:
+        of_head = head_statistics(statistics, heads, rows, memory_b, h, first_q, False)
+        total = dq_of_keys(
+            q_tile, do_tile, load_statistics(of_head, i, band.M, True, False), k_head, v_head,
+            b, h, i0, schedule, lists, band, mask, scores, dropout, sizes, False, 1,
+        )  # fmt: skip
+    else:
+        total = dq_of_keys(
+            q_tile, do_tile, of_rows, k_head, v_head,
+            b, h, i0, schedule, lists, band, mask, scores, dropout, sizes, FUSED, None,
+        )  # fmt: skip
     total *= scores.scale
     store_rows(head(dq, memory_b, h, first_q), i0, i < band.M, total, sizes.D)
 
 
 @triton.jit
+def dq_of_keys(
+    q_tile, do_tile, of_rows, k, v,
+    b, h, i0, schedule, lists, band, mask, scores, dropout, sizes,
+    FUSED: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """dq / scale of a query block. Loops have other STAGES in one of the two branches that call
+    this: with equal ones Triton merges their ends, and no longer shares their buffers."""
+    GRAIN: tl.constexpr = sizes.KEY_GRAIN
+    BLOCK: tl.constexpr = sizes.BLOCK_N
+    total = tl.zeros([sizes.BLOCK_M, sizes.BLOCK_D], tl.float32)
+    for MASKED in tl.static_range(2):
+        begin, end = visits(schedule, MASKED)
+        for n in tl.range(begin, end, num_stages=STAGES):
+            j0 = block_start(schedule, lists, n, MASKED, GRAIN, BLOCK)
+            coords = tile_coords(b, h, i0, j0, sizes, TRANSPOSED=False)
+            total = add_keys(
+                total, q_tile, do_tile, of_rows, k, v,
+                coords, band, mask, scores, dropout, sizes, MASKED, FUSED,
+            )  # fmt: skip
+    return total
+
+
+@triton.jit
 def add_keys(
     total, q_tile, do_tile, of_rows, k, v,
-    coords, band, mask, scores, dropout, sizes, MASKED: tl.constexpr,
+    coords, band, mask, scores, dropout, sizes, MASKED: tl.constexpr, FUSED: tl.constexpr,
 ):  # fmt: skip
     """Adds one key block to dq / scale"""
     PRECISION: tl.constexpr = sizes.PRECISION
@@ -171,7 +230,7 @@ def add_keys(
         is_visible = visible(mask, band, coords)
     products = tile_products(q_tile, k_tile, relative, scores, sizes, TRANSPOSED=False)
     base, rest = of_rows.base[:, None], of_rows.rest[:, None]
-    p = weights(products, base, rest, bias, is_visible, mask, scores, coords, band)
+    p = weights(products, base, rest, bias, is_visible, mask, scores, coords, band, FUSED)
     z = dropout_factor(dropout, coords, sizes, TRANSPOSED=False)
     dp = tl.dot(do_tile, tl.trans(v_tile), input_precision=PRECISION) * z
     ds = score_gradients(p, dp, of_rows.delta[:, None], is_visible, mask)

@@ -75,7 +75,7 @@ def decode_kernel(
                 coords = TileCoords(b, first_head, i0, j0, i[:, None], j)
             state = add_keys(
                 state, q_tile, k_head, v_head, kv, coords, band, mask, scores, dropout, cache,
-                sizes, MASKED,
+                sizes, MASKED, False,
             )  # fmt: skip
 
     index = (tl.cast(b, tl.int64) * heads.H_q + h) * M + i
@@ -90,7 +90,7 @@ def store_state(state, o, lse, partial, index, in_bounds, scores, D_V: tl.conste
     columns = tl.arange(0, state.acc.shape[1])[None, :]
     inside = in_bounds[:, None] & (columns < D_V)
     if partial.m is None:
-        total, lse_i, _ = normalizer(state.m_i, state.l_i, scores)
+        total, lse_i, _ = normalizer(state.m_i, state.l_i, scores, False)
         acc = (state.acc / total[:, None]).to(o.dtype.element_ty)
         tl.store(o[:, None] + columns, acc, mask=inside)
         tl.store(lse + index, lse_i, mask=in_bounds)
@@ -142,7 +142,7 @@ def combine_kernel(
         decay = tl.exp2((before - base) * log2_unit(scores))
         l_i = l_i * decay + tl.sum(w * l_s, 0)
         acc = acc * decay + tl.sum(w[:, None] * acc_s, 0)
-    total, lse_i, _ = normalizer(m_i, l_i, scores)
+    total, lse_i, _ = normalizer(m_i, l_i, scores, False)
     at = o.data + tl.cast(b, tl.int64) * o.stride_b + tl.cast(h, tl.int64) * o.stride_h
     at += tl.cast(tl.program_id(0) % M, tl.int64) * o.stride_l + columns
     tl.store(at, (acc / total).to(o.data.dtype.element_ty), mask=columns < D_V)

@@ -5,8 +5,10 @@
     l   = l 2^(unit (m - m')) + sum_j p,  o = o 2^(unit (m - m')) + z p v
     output = o / l,  lse = unit ln(2) m + log l
 
-unit is log2(e), or log2(e) scale. m is subtracted before the multiplication: exponents are never
-positive, and those of large scores are exact near 0. docs/attention.md, sections 2, 5 and 8.
+unit is log2(e), or log2(e) scale. Exponents of plain scores in half precision are fused, unit s -
+round(unit m): the rounding error of unit m cancels in o, and is subtracted from log l. Otherwise m
+is subtracted before the multiplication: exponents are never positive, and those of large scores are
+exact near 0. docs/attention.md, sections 2, 5 and 8.
 """
 
 from typing import Any, NamedTuple
@@ -29,7 +31,16 @@ from .primitives import (
     vector_pointer,
 )
 from .relative_keys import load_relative_rows, tile_products
-from .scores import LN2, finite_maximum, load_bias, log2_unit, natural_unit, unscaled_scores
+from .scores import (
+    LN2,
+    finite_maximum,
+    fused_maximum,
+    fused_unit,
+    load_bias,
+    log2_unit,
+    natural_unit,
+    unscaled_scores,
+)
 
 
 class Softmax(NamedTuple):
@@ -65,6 +76,7 @@ def forward_kernel(
     k_head, v_head = head(k, memory_b, kv, first_k), head(v, memory_b, kv, first_k)
     state = empty_softmax(sizes)
 
+    FUSED: tl.constexpr = scores.plain_scale is not None and q.data.dtype.element_ty != tl.float32
     GRAIN: tl.constexpr = sizes.KEY_GRAIN
     BLOCK: tl.constexpr = sizes.BLOCK_N
     ranges = key_block_ranges(band, i0, sizes.BLOCK_M, BLOCK)
@@ -76,10 +88,10 @@ def forward_kernel(
             coords = tile_coords(b, h, i0, j0, sizes, TRANSPOSED=False)
             state = add_keys(
                 state, q_tile, k_head, v_head, kv, coords, band, mask, scores, dropout, cache,
-                sizes, MASKED,
+                sizes, MASKED, FUSED,
             )  # fmt: skip
 
-    total, lse_i, rest = normalizer(state.m_i, state.l_i, scores)
+    total, lse_i, rest = normalizer(state.m_i, state.l_i, scores, FUSED)
     acc = state.acc * (dropout.factor / total)[:, None]
     store_rows(head(o, memory_b, h, first_q), i0, i < band.M, acc, sizes.D_V)
     tl.store(vector_pointer(lse, heads, rows, memory_b, h, first_q) + i, lse_i, mask=i < band.M)
@@ -97,11 +109,14 @@ def empty_softmax(sizes):
 
 
 @triton.jit
-def normalizer(m_i, l_i, scores):
+def normalizer(m_i, l_i, scores, FUSED: tl.constexpr):
     """(divisor of the output, lse, its rounding error) of rows without further keys"""
     empty = l_i == 0.0
     total = tl.where(empty, 1.0, l_i)
-    m_i, log_l = m_i * natural_unit(scores), tl.log2(total) * LN2
+    log2_l = tl.log2(total)
+    if FUSED:  # the sum of 2^(unit s - round(unit m))
+        log2_l -= tl.fma(m_i, fused_unit(m_i, scores), -fused_maximum(m_i, scores))
+    m_i, log_l = m_i * natural_unit(scores), log2_l * LN2
     lse_i = m_i + log_l
     added = lse_i - m_i
     rest = (m_i - (lse_i - added)) + (log_l - added)  # Knuth's TwoSum: the rounding error of lse
@@ -110,8 +125,9 @@ def normalizer(m_i, l_i, scores):
 
 @triton.jit
 def add_keys(
-    state, q_tile, k, v, kv, coords, band, mask, scores, dropout, cache, sizes, MASKED: tl.constexpr
-):
+    state, q_tile, k, v, kv, coords, band, mask, scores, dropout, cache, sizes,
+    MASKED: tl.constexpr, FUSED: tl.constexpr,
+):  # fmt: skip
     """Updates the softmax state with one key block of key head kv"""
     PRECISION: tl.constexpr = sizes.PRECISION
     j = coords.j0 + tl.arange(0, sizes.BLOCK_N)
@@ -133,9 +149,15 @@ def add_keys(
     v_tile = zero_hidden_keys(v_tile, is_visible, mask)
 
     m_i = tl.maximum(state.m_i, tl.max(s, 1))
-    base = finite_maximum(m_i, scores, MASKED)
-    p = tl.exp2((s - base[:, None]) * log2_unit(scores))
-    decay = tl.exp2((state.m_i - base) * log2_unit(scores))
+    if FUSED:
+        decay = fused_maximum(state.m_i, scores)
+        base, unit = fused_maximum(m_i, scores), fused_unit(m_i, scores)
+        decay = tl.exp2(decay - base)
+        p = tl.exp2(tl.fma(s, unit[:, None], -base[:, None]))
+    else:
+        base = finite_maximum(m_i, scores, MASKED)
+        p = tl.exp2((s - base[:, None]) * log2_unit(scores))
+        decay = tl.exp2((state.m_i - base) * log2_unit(scores))
     l_i = state.l_i * decay + tl.sum(p, 1)
     p = dropped(p, dropout, coords, sizes)
     acc = state.acc * decay[:, None]

@@ -10,6 +10,7 @@ docs/attention.md, sections 2 and 3.
 import math
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,6 +21,12 @@ from .arguments import broadcast_strides, contiguous
 
 LOG2E = tl.constexpr(1.0 / math.log(2.0))
 LN2 = tl.constexpr(math.log(2.0))
+LARGEST_ROUNDED = 2.0**26
+"""Largest row maximum, in base 2, that fused exponents of the forward pass round (by up to 4)."""
+LARGEST_FUSED = tl.constexpr(1024.0)
+"""Largest lse, in base 2, with fused exponents in the backward pass."""
+FLOAT32 = torch.finfo(torch.float32)
+LOWEST = tl.constexpr(FLOAT32.min)
 
 
 class Scores(NamedTuple):
@@ -29,6 +36,10 @@ class Scores(NamedTuple):
     plain_scale: float | None
     """log2(e) * scale; None if there is a softcap, a bias of any kind, or if the scale is near the
     limits of float32: a scale that rounds to 0 would turn masked scores (-inf) into NaN"""
+    plain_power: float | None
+    """largest power of 2 up to plain_scale, see `fused_unit`"""
+    plain_limit: float | None
+    """product above which fused exponents use plain_power"""
     softcap: float | None
     bias: Tensor | None
     bias_b: int | None
@@ -54,10 +65,13 @@ def scores(problem: Problem, scale: float) -> Scores:
     slopes, table, keys = options.alibi_slopes, options.relative_bias, options.relative_keys
     biases = (options.bias, slopes, table)
     plain = not options.softcap and all(x is None for x in biases) and 1e-37 < scale < 1e37
+    plain_scale = scale * LOG2E.value if plain else None
     bias_b, bias_h, bias_i, bias_j = broadcast_strides(options.bias, 4)
     return Scores(
         scale=scale,
-        plain_scale=scale * LOG2E.value if plain else None,
+        plain_scale=plain_scale,
+        plain_power=2.0 ** math.floor(math.log2(plain_scale)) if plain_scale else None,
+        plain_limit=min(LARGEST_ROUNDED / plain_scale, FLOAT32.max) if plain_scale else None,
         softcap=options.softcap or None,
         bias=options.bias,
         bias_b=bias_b,
@@ -171,6 +185,26 @@ def finite_maximum(m, scores, MASKED: tl.constexpr):
         return tl.where(m == float("-inf"), 0.0, m)
     else:
         return m
+
+
+@triton.jit
+def fused_unit(m, scores):
+    """Factor of fused exponents, unit s - round(unit m). For large m it is a power of 2: unit m is
+    exact, and other weights are so small that their unit does not matter."""
+    return tl.where(tl.abs(m) > scores.plain_limit, scores.plain_power, scores.plain_scale)
+
+
+@triton.jit
+def fused_maximum(m, scores):
+    """round(unit m), finite where all scores so far are -inf"""
+    return tl.maximum(m * fused_unit(m, scores), LOWEST)
+
+
+@triton.jit
+def is_any_large(lse2):
+    """True if some lse, in base 2, is too large for fused exponents. Those of fully masked rows are
+    infinite."""
+    return tl.max(tl.where(tl.abs(lse2) < float("inf"), tl.abs(lse2), 0.0), 0) > LARGEST_FUSED
 
 
 @triton.jit
