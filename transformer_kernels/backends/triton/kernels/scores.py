@@ -37,7 +37,7 @@ class Scores(NamedTuple):
     """log2(e) * scale; None if there is a softcap, a bias of any kind, or if the scale is near the
     limits of float32: a scale that rounds to 0 would turn masked scores (-inf) into NaN"""
     plain_power: float | None
-    """largest power of 2 up to plain_scale, see `fused_unit`"""
+    """largest power of 2 up to scale, see `fused_unit`"""
     plain_limit: float | None
     """product above which fused exponents use plain_power"""
     softcap: float | None
@@ -70,7 +70,7 @@ def scores(problem: Problem, scale: float) -> Scores:
     return Scores(
         scale=scale,
         plain_scale=plain_scale,
-        plain_power=2.0 ** math.floor(math.log2(plain_scale)) if plain_scale else None,
+        plain_power=2.0 ** math.floor(math.log2(scale)) if plain else None,
         plain_limit=min(LARGEST_ROUNDED / plain_scale, FLOAT32.max) if plain_scale else None,
         softcap=options.softcap or None,
         bias=options.bias,
