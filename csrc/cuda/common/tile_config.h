@@ -315,8 +315,8 @@ constexpr DecodeTile decode_tile(int arch, int element_bytes, int width) {
   return large ? DecodeTile{32, 2, 1} : DecodeTile{16, 1, 1};  // at most 80 KiB with the queries
 }
 
-// Minimum number of tiles per decode CTA. Starting a CTA and combining its partial result takes as
-// long as about two tiles.
+// Minimum number of tiles per decode CTA, unless it processes whole units. Starting a CTA and
+// combining its partial result takes as long as about two tiles.
 constexpr int kMinDecodeTiles = 4;
 
 // Attention without a cache runs the decode kernels, too, if a query tile holds all queries of a

@@ -69,10 +69,7 @@ class ForwardProducer {
       shared_.k.wait_empty(state_.k);
       if (elect_one()) {
         TileInfo info(block.index, tile.h, block.full, last);
-        // Consumers own kWarpgroupRows queries each; i + seq.high is the last key that query i
-        // sees.
-        const int unseen = block.index * kN - seq.high - tile.i0;
-        if (last && unseen > 0) info.set_dead_strips(unseen / kWarpgroupRows);
+        if (last) info.set_dead_strips(dead_strips(seq, tile.i0, block.index * kN, kWarpgroupRows));
         shared_.k.tile_info(state_.k) = info;
         fill_by_tma(shared_.k, state_.k, a_.k, seq.first_k + block.index * kN, h_kv, seq.at);
       }
