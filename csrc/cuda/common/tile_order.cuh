@@ -84,10 +84,10 @@ inline int64_t tiles_of(int64_t rows, int64_t size, const Varlen& varlen) {
   return varlen.cu_seqlens_q ? rows / size + varlen.B : (rows + size - 1) / size;
 }
 
-// First tile of varlen sequence b.
+// First tile of varlen sequence b. The offsets are on the device and not validated: not negative.
 template <int kSize>
 TK_DEVICE int first_tile(const int32_t* cu_seqlens, int b) {
-  return cu_seqlens[b] / kSize + b;
+  return max(cu_seqlens[b], 0) / kSize + b;
 }
 
 // A tile of one sequence; one past its rows does not exist.
