@@ -81,7 +81,8 @@ inline int64_t key_block_splits(int64_t key_blocks, int64_t query_tiles, bool un
 // Tiles of `size` rows of one head. Varlen sequences share them: sequence b begins at tile
 // cu_seqlens[b] / size + b, so that each has one more than its whole tiles, and none overlap.
 inline int64_t tiles_of(int64_t rows, int64_t size, const Varlen& varlen) {
-  return varlen.cu_seqlens_q ? rows / size + varlen.B : (rows + size - 1) / size;
+  if (!varlen.cu_seqlens_q) return (rows + size - 1) / size;
+  return varlen.B > 0 ? rows / size + varlen.B : 0;
 }
 
 // First tile of varlen sequence b. The offsets are on the device and not validated: not negative.
