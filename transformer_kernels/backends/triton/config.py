@@ -203,6 +203,8 @@ def shared_bytes(
         resident = 0
         if tile.stages == 1:  # one matrix at a time on its way to registers
             streamed = max(tile.block_m, tile.block_n)
+        elif kernel == "bwd_dkdv":  # its loops for fused and for large exponents share no buffers
+            streamed *= 2
     ahead = max(1, tile.stages - 1)
     # Chips without warp groups copy the current tile to registers, which frees one buffer.
     in_flight = tile.stages if chip.warp_groups else ahead
