@@ -171,6 +171,22 @@ def test_one_large_score_in_each_row(backend: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(("backend", "dtype"), BACKENDS_AND_DTYPES)
+def test_scores_that_grow_from_key_to_key(backend: str, dtype: torch.dtype) -> None:
+    """Row maxima rise over several key blocks, up to 2^30 or slowly near 2^27, where units of
+    exponents change; or from as far below 0."""
+    for M, N, (lowest, highest) in ((40, 400, (-14, 15)), (40, 391, (9, 12.5)), (5, 391, (9, 12))):
+        x = normal_inputs(M, N, 16, 1.0, dtype)
+        growing = 2.0 ** torch.linspace(lowest, highest, N)
+        for sign, sizes in ((1.0, growing), (-1.0, growing.flip(0))):
+            x.q.zero_()[..., 0] = sign * 2.0**15
+            x.k.zero_()[..., 0] = sizes
+            exact = by_backend(x.to(torch.float64), "reference", scale=1.9)
+            got = by_backend(x, backend, scale=1.9)
+            for name in ("o", "lse", "dv"):
+                assert_close(got[name], exact[name], f"{name}, {M} queries, {sign} to {highest}:")
+
+
+@pytest.mark.parametrize(("backend", "dtype"), BACKENDS_AND_DTYPES)
 def test_equal_large_scores(backend: str, dtype: torch.dtype) -> None:
     """The output is the mean of the values, and gradients are finite."""
     for M, N, D in SIZES:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -31,6 +32,26 @@ def operator_arguments(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> dict[st
     defaults = {field.name: field.default for field in FIELDS} | longest
     assert not given.keys() - defaults.keys()
     return {"q": q, "k": k, "v": v} | defaults | given
+
+
+FAR = (0, -(1 << 31), -5, 0, 40, 71, 1 << 22, (1 << 31) - 1)
+"""Offsets of sequences out of range, and in any order."""
+
+
+def assert_offsets_are_clamped(
+    forward: Callable[..., Any], backward: Callable[..., Any], x: Tensor, side: int
+) -> None:
+    """Asserts that both passes with q = k = v = x read and write within bounds if cu_seqlens_q
+    (side 0) or cu_seqlens_k (1) are out of range."""
+    starts = [torch.linspace(0, x.shape[2], len(FAR)).int()] * 2
+    starts[side] = torch.tensor(FAR, dtype=torch.int32)
+    names = ("cu_seqlens_q", "cu_seqlens_k")
+    given = dict(zip(names, starts, strict=True))
+    q, k, v, *options = operator_arguments(x, x, x, **given, bottom_right=True).values()
+    o, row_stats, block_mask = forward(q, k, v, *options)
+    assert o.isfinite().all()
+    grads = backward(q, None, q, k, v, o, row_stats, block_mask, *options, *NOTHING_WANTED)
+    assert all(one.isfinite().all() for one in grads)
 
 
 def assert_declined_if_changed(

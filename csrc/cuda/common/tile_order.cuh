@@ -69,11 +69,13 @@ inline TileOrder backward_order(const Problem& p, int64_t entries, int64_t key_b
 
 // CTAs that share each of `key_blocks` (of all heads), where these alone would leave
 // multiprocessors idle: each takes every n-th of up to `query_tiles`. If some key blocks have fewer
-// tiles than others, twice as many CTAs fill the gaps.
-inline int64_t key_block_splits(int64_t key_blocks, int64_t query_tiles, bool uneven,
-                                int64_t multiprocessors) {
+// tiles than others, twice as many CTAs fill the gaps. Of the key blocks that are launched some may
+// not exist (varlen); they bound the number too, because their sums are allocated.
+inline int64_t key_block_splits(int64_t key_blocks, int64_t launched, int64_t query_tiles,
+                                bool uneven, int64_t multiprocessors) {
   constexpr int64_t kLeastTiles = 4;  // of a CTA: fewer would not pay for its start and its end
-  const int64_t idle = (uneven ? 2 : 1) * multiprocessors / key_blocks;
+  const int64_t blocks = std::max(key_blocks, (launched + 1) / 2);
+  const int64_t idle = (uneven ? 2 : 1) * multiprocessors / blocks;
   const int64_t splits = std::max<int64_t>(std::min(idle, query_tiles / kLeastTiles), 1);
   return static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(splits)));
 }
@@ -85,7 +87,8 @@ inline int64_t tiles_of(int64_t rows, int64_t size, const Varlen& varlen) {
   return varlen.B > 0 ? rows / size + varlen.B : 0;
 }
 
-// First tile of varlen sequence b. The offsets are on the device and not validated: not negative.
+// First tile of varlen sequence b. The offsets are on the device and not validated: negative ones
+// count as 0.
 template <int kSize>
 TK_DEVICE int first_tile(const int32_t* cu_seqlens, int b) {
   return max(cu_seqlens[b], 0) / kSize + b;

@@ -81,11 +81,10 @@ struct BackwardSizes {
         row_programs(row_tiles * p.H_q * p.B),
         key_programs(key_blocks * p.H_kv * p.B) {
     if (p.N * p.H_kv * p.B == 0) return;
-    // Some varlen key blocks do not exist, but sums of all of them are allocated.
-    const int64_t blocks =
-        std::max(ceil_of(p.N, Shape::kN) * p.H_kv * p.B, ceil_of(key_programs, 2));
-    splits = key_block_splits(blocks, ceil_of(launch.max_seqlen_q, kM) * (p.H_q / p.H_kv),
-                              has_uneven_tiles(p, launch), multiprocessors().count);
+    // Not by max_seqlen_q: any upper bound of it gives the same bits.
+    splits = key_block_splits(ceil_of(p.N, Shape::kN) * p.H_kv * p.B, key_programs,
+                              ceil_of(p.M, kM) * (p.H_q / p.H_kv), has_uneven_tiles(p, launch),
+                              multiprocessors().count);
   }
 };
 

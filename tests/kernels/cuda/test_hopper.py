@@ -16,12 +16,13 @@ import transformer_kernels as tk
 from building.extension import ROOT
 from tests.gpu import sanitizer_targets
 from tests.kernels.cuda.hopper_cases import HOPPER_CASES, HOPPER_VARLEN
-from tests.kernels.cuda.schedules import SMALL, assert_no_races, assert_same_bits
+from tests.kernels.cuda.schedules import RACES, SMALL, assert_no_races, assert_same_bits
 from tests.support import emulator
-from tests.support.backends import NOT_EMULATED
+from tests.support.backends import NOT_EMULATED, operators_of
 from tests.support.case import AnyCase, assert_case, named
 from tests.support.cases import CASES, HIDDEN_CASES, Case, assert_hidden_nan_changes_nothing
 from tests.support.finite_masks import assert_exact, make_call
+from tests.support.operators import assert_offsets_are_clamped
 from tests.support.oracle import plain_attention
 from tests.support.tiers import crossed, each
 from tests.support.varlen_cases import VARLEN_CASES, VarlenCase
@@ -330,6 +331,18 @@ def test_l2_swizzle_with_several_groups_of_heads() -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("D", [64, 256])
+def test_bits_do_not_depend_on_how_a_mask_is_written(D: int) -> None:
+    """The row blocks of a plain call end with the last query, those with a dense mask do not."""
+    M = 391
+    q, k, v = (3.0 * torch.randn(1, 2, M, D, dtype=torch.bfloat16) for _ in range(3))
+    masks = tk.Mask.causal(), tk.Mask.dense(torch.ones(M, M, dtype=torch.bool).tril())
+    o, same = (tk.attention(q, k, v, mask=mask, backend="cuda") for mask in masks)
+    assert emulator.latest_launch() == FORWARD_KERNEL
+    assert torch.equal(o, same)
+
+
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("case", [*SAMPLED, *SAMPLED_HOPPER], ids=str)
 def test_every_thread_schedule_gives_the_same_bits(case: Case) -> None:
@@ -344,6 +357,17 @@ def test_sequences_without_keys_under_other_schedules(case: VarlenCase, seed: in
     """A warp that has nothing to wait for must not run ahead of the others of its warpgroup."""
     with emulator.schedule(seed):
         assert_case(case, torch.bfloat16, "cuda")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("side", [0, 1], ids=["q", "k"])
+def test_unchecked_offsets_stay_within_bounds(side: int) -> None:
+    operators = operators_of("cuda")
+    x = torch.randn(1, 2, 600, 64, dtype=torch.bfloat16)
+    with emulator.emulation(RACES), emulator.chip(90):
+        assert_offsets_are_clamped(
+            operators.attention_forward, operators.attention_backward, x, side
+        )
 
 
 @pytest.mark.exhaustive

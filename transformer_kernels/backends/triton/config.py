@@ -32,6 +32,8 @@ SQUARE: tuple[Kernel, ...] = ("relative_gradient", *WITH_KEYS.values(), "keys_gr
 """Kernels with square tiles, each within one block of the block mask."""
 SUMS: tuple[Kernel, ...] = ("bias_gradient", "relative_gradient", "keys_gradient")
 """Kernels that sum score gradients."""
+CONVERSION_BYTES = 4096
+"""Shared memory, at most, in which the compiler converts the layouts of options' loads."""
 WIDTHS = (64, 128, 256, 512)
 """Widths (head dimensions) of the table's columns. A row uses the first that is large enough."""
 
@@ -144,7 +146,7 @@ def tile(
 
     def needed(tile: Tile) -> int:
         shared = shared_bytes(kernel, chip, tile, element_size, columns, score_bytes)
-        return shared + positions * tile.stages
+        return shared + positions * tile.stages + CONVERSION_BYTES
 
     while default.stages > 1 and needed(default) > 1024 * chip.shared_kib:
         default = replace(default, stages=default.stages - 1)

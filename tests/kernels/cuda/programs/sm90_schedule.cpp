@@ -159,8 +159,8 @@ double backward_busy(const Layer& of, bool deterministic = false) {
             rows = ceil_divide(of.length, tile.block_m);
   const TileOrder order = backward_order(of.problem(), 1, blocks, of.length);
   const bool uneven = of.mask != std::string("full");
-  const auto splits = static_cast<int>(
-      key_block_splits(order.count(), int64_t{rows} * of.sharing, uneven, kMultiprocessors));
+  const auto splits = static_cast<int>(key_block_splits(
+      order.count(), order.count(), int64_t{rows} * of.sharing, uneven, kMultiprocessors));
   const Divisor by_splits(splits), by_sharing(of.sharing);
   std::map<std::pair<int, int>, double> added;  // when a query tile may be added to
   Multiprocessors all;
@@ -257,6 +257,20 @@ TK_CASE(deterministic_mode_hardly_waits) {
   for_each_layer([](const Layer& of) {
     of.expect_at_least(backward_busy(of, true) / backward_busy(of), 0.86);
   });
+}
+
+// Sequences of few tokens have more tiles than their rows fill: their sums must not take gigabytes.
+TK_CASE(sums_of_shared_key_blocks_are_bounded) {
+  for (const int sequences : {1, 10, 100, 1000, 100000}) {
+    for (const int tokens : {1, 128, 1000, 17000}) {
+      const int existing = ceil_divide(tokens, 128), launched = tokens / 128 + sequences;
+      const int64_t splits = key_block_splits(existing, launched, 1 << 20, true, kMultiprocessors);
+      expect(splits == 1 || launched * splits <= 4 * kMultiprocessors,
+             std::to_string(sequences) + " sequences: " + std::to_string(splits));
+    }
+  }
+  expect_equal(static_cast<double>(key_block_splits(128, 136, 128, true, kMultiprocessors)), 2,
+               "CTAs for one packed sequence");
 }
 
 // Llama 8B (32 query heads share 8) and a layer of 16 heads, in batches of 1, 2 and 4.

@@ -115,7 +115,8 @@ def normalizer(m_i, l_i, scores, FUSED: tl.constexpr):
     total = tl.where(empty, 1.0, l_i)
     log2_l = tl.log2(total)
     if FUSED:  # the sum of 2^(unit s - round(unit m))
-        log2_l -= tl.fma(m_i, fused_unit(m_i, scores), -fused_maximum(m_i, scores))
+        unit = fused_unit(m_i, scores)
+        log2_l -= tl.fma(m_i, unit, -fused_maximum(m_i, unit))
     m_i, log_l = m_i * natural_unit(scores), log2_l * LN2
     lse_i = m_i + log_l
     added = lse_i - m_i
@@ -150,9 +151,9 @@ def add_keys(
 
     m_i = tl.maximum(state.m_i, tl.max(s, 1))
     if FUSED:
-        decay = fused_maximum(state.m_i, scores)
-        base, unit = fused_maximum(m_i, scores), fused_unit(m_i, scores)
-        decay = tl.exp2(decay - base)
+        unit = fused_unit(m_i, scores)
+        base = fused_maximum(m_i, unit)
+        decay = tl.exp2(fused_maximum(state.m_i, unit) - base)
         p = tl.exp2(tl.fma(s, unit[:, None], -base[:, None]))
     else:
         base = finite_maximum(m_i, scores, MASKED)

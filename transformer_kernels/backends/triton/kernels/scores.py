@@ -195,9 +195,9 @@ def fused_unit(m, scores):
 
 
 @triton.jit
-def fused_maximum(m, scores):
+def fused_maximum(m, unit):
     """round(unit m), finite where all scores so far are -inf"""
-    return tl.maximum(m * fused_unit(m, scores), LOWEST)
+    return tl.maximum(m * unit, LOWEST)
 
 
 @triton.jit
