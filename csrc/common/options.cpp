@@ -346,9 +346,11 @@ Reason check_dropout(const LayoutParams& layout, const Options& options) {
              kLayouts[static_cast<size_t>(layout.kind)] + " call";
     }
   }
-  if (options.dropout_column % kPhiloxColumns != 0) {
-    return "dropout_column must be a multiple of " + std::to_string(kPhiloxColumns) + ", got " +
-           std::to_string(options.dropout_column);
+  for (const auto& [name, offset] : {offsets[0], offsets[1]}) {
+    if (offset % kPhiloxBlock != 0) {
+      return std::string(name) + " must be a multiple of " + std::to_string(kPhiloxBlock) +
+             ", got " + std::to_string(offset);
+    }
   }
   return {};
 }

@@ -75,8 +75,8 @@ struct DropoutParams {
   uint64_t seed;
   int64_t first_batch = 0;   // batch index of b = 0 in the whole problem
   int64_t first_head = 0;    // head index of h = 0 in the whole problem
-  int64_t first_row = 0;     // query index of i = 0 in the whole problem
-  int64_t first_column = 0;  // key index of j = 0 in the whole problem, a multiple of 64
+  int64_t first_row = 0;     // query index of i = 0 in the whole problem, a multiple of 16
+  int64_t first_column = 0;  // key index of j = 0 in the whole problem, a multiple of 16
 };
 
 struct Problem {

@@ -51,7 +51,7 @@ def check_errors() -> None:
         (TypeError, "unexpected keyword argument 'maks'", {"maks": None}),
         (TypeError, "mask must be a Mask or None", {"mask": 1}),
         (ValueError, "backend must be one of", {"backend": "gpu"}),
-        (ValueError, "pieces of keys must have a multiple of 64 tokens, got 6", {"dropout_p": 0.5}),
+        (ValueError, "pieces of queries must .* multiple of 16 tokens, got 6", {"dropout_p": 0.5}),
         (ValueError, r"must be \(B, M\) = \(1, 12\)|must be .*12",
          {"mask": Mask.segments(torch.zeros(1, 24).long())}),
         (ValueError, r"must broadcast to \(B, H, M, N\) = \(1, 2, 12, 24\)",
@@ -63,6 +63,8 @@ def check_errors() -> None:
         expect(error, message, partial(ring_attention, q, k, v, **options))
     for error, message, call in (
         (ValueError, "share the width D", lambda: ring_attention(q, k[..., :4], v)),
+        (ValueError, "pieces of keys must have a multiple of 16 tokens, got 6",
+         lambda: ring_attention(inputs(32)[0], k, v, dropout_p=0.5)),
         (ValueError, "the length of q must be a multiple of 4 .* pad the sequence",
          lambda: ring_attention(q[:, :, :3], k, v)),
         (ValueError, "heads must divide over the 2 ranks",

@@ -73,8 +73,8 @@ class Division:
     def resized(self, case: Case) -> Case:
         """Returns the case with lengths that divide over the processes."""
         unit = self.ring * self.heads * (2 if self.layout == "zigzag" else 1)
-        keys = 64 * unit if case.dropout_p else unit
-        M, N = (-(-length // part) * part for length, part in ((case.M, unit), (case.N, keys)))
+        unit *= 16 if case.dropout_p else 1
+        M, N = (-(-length // unit) * unit for length in (case.M, case.N))
         return replace(case, M=M, N=N)
 
 

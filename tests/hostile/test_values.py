@@ -264,7 +264,8 @@ DENSE_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
         ({"dropout_p": p, "seed": torch.tensor(1)}, "dropout_p must be between 0 and 1")
         for p in (-1.0, 1.5, float("nan"), float("inf"))
     ),
-    (SEED | {"dropout_column": 32}, "dropout_column must be a multiple of 64, got 32"),
+    (SEED | {"dropout_column": 24}, "dropout_column must be a multiple of 16, got 24"),
+    (SEED | {"dropout_row": 8}, "dropout_row must be a multiple of 16, got 8"),
     (SEED | {"dropout_column": -64}, r"dropout_column must be between 0 and 2\^31 - 1, got -64"),
     (SEED | {"dropout_row": -1}, r"dropout_row must be between 0 and 2\^31 - 1, got -1"),
     (SEED | {"dropout_head": 2**31}, "dropout_head must be between 0 and .*, got 2147483648"),

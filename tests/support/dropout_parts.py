@@ -48,18 +48,18 @@ class Part:
         return undivided[:, self.head :, self.row :, self.column :]
 
 
-ALL = {"row": 37, "column": 64, "head": 2}
+ALL = {"row": 48, "column": 80, "head": 2}
 SMALL = (
-    Part("one-query", row=191, column=64, head=3, M=1, N=300),
+    Part("one-query", row=176, column=64, head=3, M=1, N=300),
     Part("few-queries", **ALL, M=4, N=600),
     Part("heads-in-a-tile", **ALL, H_q=8, H_kv=1, M=3, N=100),
     Part("heads-in-a-block", **ALL, H_q=8, H_kv=2, M=30, N=100),
 )
 PARTS = (
-    Part("rows", row=37, N=192),
-    Part("columns", column=128),
+    Part("rows", row=16, N=192),
+    Part("columns", column=112),
     Part("heads", head=1),
-    Part("all", row=37, column=64, head=2),
+    Part("all", **ALL),
     *SMALL,
 )
 HOPPER = (*PARTS, *(Part(f"width-{D}", **ALL, N=192, D=D) for D in (64, 128, 256)))
@@ -99,7 +99,7 @@ def kept_by(part: Part, backend: str, device: str = "cpu") -> Tensor:
 def assert_undivided_bits(backend: str, device: str = "cpu") -> None:
     """Parts keep the weights that the undivided call keeps."""
     whole = kept_by(Part("whole", H_q=3, M=192, N=256), backend, device)
-    for row, column, head in ((0, 64, 1), (37, 128, 0), (101, 192, 2)):
+    for row, column, head in ((0, 64, 1), (32, 112, 0), (96, 192, 2)):
         part = Part("part", row, column, head, H_q=1, M=91, N=64)
         expected = whole[:, head : head + 1, row : row + 91, column : column + 64]
         assert torch.equal(kept_by(part, backend, device), expected), part

@@ -185,7 +185,7 @@ def train_part(folder: str, stop: str, context_parallel: str, sharded: str) -> N
 
 def check_sharded_checkpoints(folder: str) -> None:
     """On the same grid a run resumes with the same bits; a damaged file is refused on all ranks."""
-    sizes = replace(GPT2.task.model, context=256, dropout=0.2)
+    sizes = replace(GPT2.task.model, context=64, dropout=0.2)
     config = replace(GPT2, task=GPT2Task(model=sizes), batch=3, steps=5, eval_every=5)
     grids: tuple[dict[str, Any], ...] = ({}, {"context_parallel": 2})
     for n, grid in enumerate({"sharded": True} | grid for grid in grids):

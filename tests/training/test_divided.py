@@ -120,7 +120,7 @@ def with_model(config: TrainConfig, **sizes: Any) -> TrainConfig:
     ("config", "message"),
     [
         (with_model(GPT2, context=26), "context must be a multiple of 4 .*over 2 proc.*, got 26"),
-        (with_model(GPT2, dropout=0.1), "context must be a multiple of 256 .*dropout, got 24"),
+        (with_model(GPT2, dropout=0.1), "context must be a multiple of 64 .*dropout, got 24"),
         (replace(GENERATOR, attn_implementation="sdpa"), "must be 'fused' or 'eager' .* 'sdpa'"),
         (replace(GPT2, batch=4, accumulate=3), "that do not share sequences, 3 x 2, got 4"),
     ],

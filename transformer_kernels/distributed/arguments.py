@@ -16,13 +16,14 @@ from ..common.argument_checks import check_bool, values_are_readable
 from ..dispatch.choose import choose
 from ..masks.constraints import BlockSparse, KeyRange
 from ..masks.mask import Mask
+from ..scores import philox
 from ..scores.alibi import Alibi
 from ..scores.options import ScoreArguments
 from ..scores.relative import Relative
 from ..scores.sinks import check_sinks
 from .agreement import check_agreement, digest, errors_on_all_ranks
 from .peers import Peers
-from .rectangles import DROPOUT_COLUMNS, Undivided, undivided_call
+from .rectangles import Undivided, undivided_call
 from .sequence import SequenceLayout, check_length, pieces_of
 
 _SHOWN = 8
@@ -103,14 +104,14 @@ def _valid_call(
     call = arguments.call(q, k, v, ranks)
     check_sinks(arguments.sinks, q)
     size, heads = groups[0].size, ranks // groups[0].size
-    for name, length in (("the length of q", call.M), ("the length of k", call.N)):
-        check_length(name, length, layout, size, heads)
-    columns = pieces_of(layout, call.N, 0, size)
-    if arguments.dropout_p and size > 1 and columns[0].length % DROPOUT_COLUMNS:
-        raise ValueError(
-            f"with dropout, pieces of keys must have a multiple of {DROPOUT_COLUMNS} tokens, got "
-            f"{columns[0].length} for {call.N} keys on {size} ranks in the layout {layout!r}"
-        )
+    for name, tokens, length in (("q", "queries", call.M), ("k", "keys", call.N)):
+        check_length(f"the length of {name}", length, layout, size, heads)
+        piece = pieces_of(layout, length, 0, size)[0]
+        if arguments.dropout_p and size > 1 and piece.length % philox.BLOCK:
+            raise ValueError(
+                f"with dropout, pieces of {tokens} must have a multiple of {philox.BLOCK} tokens, "
+                f"got {piece.length} for {length} {tokens} on {size} ranks in the layout {layout!r}"
+            )
     choose(call.problem, arguments.backend, BACKENDS)
     return call
 

@@ -91,7 +91,7 @@ def ring_attention(
         return_lse: also returns the log-sum-exp of the scores.
         options: `mask`, `bias`, `relative`, `scale`, `softcap`, `dropout_p`, `seed`, `sinks` and
             `backend`, as for `attention`. The dropout mask is that of the undivided call; with
-            dropout, pieces of keys must have a multiple of 64 tokens. Without a seed, the first
+            dropout, pieces must have a multiple of 16 tokens. Without a seed, the first
             rank draws one. With `check=False`, the ranks do not compare their arguments first.
 
     Returns:

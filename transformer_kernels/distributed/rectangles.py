@@ -23,12 +23,10 @@ from ..masks.resolved import ALL_VISIBLE, ResolvedMask, resolve
 from ..masks.selected import Selected
 from ..problem import Problem, shape_of
 from ..problem.checks import check_mask_tensors, check_tensors
+from ..scores import philox
 from ..scores.alibi import Alibi
 from ..scores.options import DIFFERENTIABLE, ScoreArguments, check_scores
 from .sequence import Piece
-
-DROPOUT_COLUMNS = 64
-"""Columns that share their Philox counters: a rectangle with dropout starts at a multiple."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,9 +66,8 @@ class Undivided:
     def columns_seen(self, rows: Piece, columns: Piece) -> Piece:
         """Returns the columns between the diagonals of some row."""
         mask = self.problem.mask
-        unit = math.lcm(self._unit, DROPOUT_COLUMNS if self.problem.scores.dropout_p else 1)
         return _between(
-            columns, rows.start + mask.diagonal_low, rows.end + mask.diagonal_high, unit
+            columns, rows.start + mask.diagonal_low, rows.end + mask.diagonal_high, self._unit
         )
 
     def rows_seen(self, rows: Piece, columns: Piece) -> Piece:
@@ -82,7 +79,8 @@ class Undivided:
     @property
     def _unit(self) -> int:
         """Parts of pieces start at multiples of it, or at those of the piece."""
-        return self.problem.mask.block_size or 1
+        block = philox.BLOCK if self.problem.scores.dropout_p else 1
+        return math.lcm(self.problem.mask.block_size or 1, block)
 
     def _sees(self, rows: Piece, columns: Piece) -> bool:
         mask = self.problem.mask

@@ -26,10 +26,10 @@ class ScoreOptions(NamedTuple):
     """0: no softcap."""
     dropout_p: Annotated[float, "", "dense varlen"] = 0.0
     dropout_row: Annotated[int, "", "dense"] = 0
-    """Row of query 0 in the dropout mask. Code that divides a call sets it and the next two for the
-    parts; public operators have no such arguments."""
+    """Row of query 0 in the dropout mask, a multiple of 16. Code that divides a call sets it and
+    the next two for the parts; public operators have no such arguments."""
     dropout_column: Annotated[int, "", "dense"] = 0
-    """Column of key 0, a multiple of 64: 64 columns share counters."""
+    """Column of key 0, a multiple of 16."""
     dropout_head: Annotated[int, "", "dense"] = 0
     """Head of query head 0."""
     bias: Annotated[Tensor | None, "(1|B, 1|H_q, 1|M, 1|N)", "dense"] = None

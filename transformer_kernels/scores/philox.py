@@ -1,9 +1,9 @@
-"""Dropout masks by Philox4x32-7, in plain torch (docs/attention.md, section 7).
+"""Dropout masks by Philox2x32-7, in plain torch (docs/attention.md, section 7).
 
-The bits are a pure function of (seed, b, h, i, j), identical in every backend. One counter yields
-four 32-bit words of two 16-bit halves. Column j uses half (j >> 3) & 1 of word (j >> 4) & 3 of
-counter (j >> 6) * 8 + (j & 7). So 64 neighbouring columns need 8 counters, and both a SIMD register
-and a tensor-core fragment use every half that they compute.
+The bits are a pure function of (seed, b, h, i, j), identical in every backend. Queries i, i + 8 and
+keys j, j + 8 of a block of 16 x 16 share a counter, which yields two 32-bit words of two 16-bit
+halves: word (i >> 3) & 1, half (j >> 3) & 1. In a tensor-core fragment one lane holds all four
+weights, whether its rows are queries or keys.
 
 Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
 """
@@ -13,8 +13,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
+BLOCK = 16
+"""Rows and columns of a block: parts of a call with dropout begin at a multiple."""
+_MULTIPLIER = 0xD256D193
+_WEYL = 0x9E3779B9
 _LOW = 0xFFFFFFFF
 _ROUNDS = 7  # the smallest number that passes all of BigCrush
 
@@ -47,32 +49,31 @@ def keep_mask(
     """
     device = seed.device
     b, h, i, j = (
-        start + torch.arange(count, device=device)
-        for start, count in zip(first, (B, H, M, N), strict=True)
+        start + torch.arange(count, device=device).view(shape)
+        for start, count, shape in zip(
+            first, (B, H, M, N), ((-1, 1, 1, 1), (-1, 1, 1), (-1, 1), (-1,)), strict=True
+        )
     )
-    shape = (B, H, M, N)
-    counter = [
-        ((j >> 6) * 8 + (j & 7)).expand(shape),
-        i[:, None].expand(shape),
-        h[:, None, None].expand(shape),
-        b[:, None, None, None].expand(shape),
-    ]
-    words = torch.stack(philox(seed, counter))
-    chosen = words.gather(0, ((j >> 4) & 3).expand(shape)[None])[0]
-    half = (chosen >> ((j >> 3 & 1) * 16)) & 0xFFFF
+    key, start = philox(seed & _LOW, h, b)
+    key = key ^ ((seed >> 32) & _LOW)
+    words = philox(key, (start + _counter(i)) & _LOW, _counter(j))
+    word = torch.where((i & 8) != 0, words[1], words[0])
+    half = torch.where((j & 8) != 0, word >> 16, word & 0xFFFF)
     return half >= keep_threshold(dropout_p)
 
 
-def philox(seed: Tensor, counter: list[Tensor]) -> list[Tensor]:
-    """Applies seven rounds of Philox4x32 to four int64 tensors that hold 32-bit words."""
-    x0, x1, x2, x3 = counter
-    key0, key1 = seed & _LOW, (seed >> 32) & _LOW
+def _counter(n: Tensor) -> Tensor:
+    """Returns the counters of queries or keys: n and n + 8 of a block share one."""
+    return (n >> 4) * 8 + (n & 7)
+
+
+def philox(key: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tensor]:
+    """Applies seven rounds of Philox2x32 to a counter. Words are int64 tensors below 2^32."""
     for _ in range(_ROUNDS):
-        high0, low0 = _multiply(x0, _MULTIPLIERS[0])
-        high1, low1 = _multiply(x2, _MULTIPLIERS[1])
-        x0, x1, x2, x3 = high1 ^ x1 ^ key0, low1, high0 ^ x3 ^ key1, low0
-        key0, key1 = (key0 + _WEYL[0]) & _LOW, (key1 + _WEYL[1]) & _LOW
-    return [x0, x1, x2, x3]
+        high, low = _multiply(x0, _MULTIPLIER)
+        x0, x1 = high ^ key ^ x1, low
+        key = (key + _WEYL) & _LOW
+    return x0, x1
 
 
 def _multiply(a: Tensor, constant: int) -> tuple[Tensor, Tensor]:

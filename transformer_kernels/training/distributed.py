@@ -19,9 +19,9 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..distributed.context import context_parallel as divide_sequences
-from ..distributed.rectangles import DROPOUT_COLUMNS
 from ..nn.blocks import Stack
 from ..nn.options import check_positive
+from ..scores import philox
 from .config import TrainConfig
 from .data import Batch
 from .tasks import TASKS
@@ -202,7 +202,7 @@ def check_scale_out(config: TrainConfig, grid: DistributedContext) -> None:
         return
     # sequences are in the layout "zigzag"; see docs/scale.md
     model, dropout = config.task.model, config.task.model.dropout > 0.0
-    multiple = 2 * grid.context_parallel * (DROPOUT_COLUMNS if dropout else 1)
+    multiple = 2 * grid.context_parallel * (philox.BLOCK if dropout else 1)
     if model.context % multiple:
         raise ValueError(
             f"context must be a multiple of {multiple} to be divided over {grid.context_parallel} "

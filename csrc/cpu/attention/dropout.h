@@ -10,8 +10,6 @@
 
 namespace tk::cpu::TK_ISA {
 
-static_assert(kBlock == kPhiloxColumns);
-
 // Philox multiplies 32 x 32 -> 64 bits: words are in the lower halves of 64-bit lanes, the upper
 // halves are arbitrary.
 using Words = Vec<uint64_t>;
@@ -31,44 +29,6 @@ TK_INLINE Words multiply_words(Words a, uint32_t b) {
   return (a & 0xffffffffu) * factor;
 #endif
 }
-
-TK_INLINE void philox_round(const Words (&key)[2], Words (&x)[4]) {
-  const Words product0 = multiply_words(x[0], kPhiloxMultiplier[0]);
-  const Words product1 = multiply_words(x[2], kPhiloxMultiplier[1]);
-  x[0] = (product1 >> 32) ^ x[1] ^ key[0];
-  x[1] = product1;
-  x[2] = (product0 >> 32) ^ x[3] ^ key[1];
-  x[3] = product0;
-}
-
-// The first two rounds of Philox, split into a part that depends on the counter only and one that
-// depends on the lane only. Precomputed: both products of round 1, and one of round 2 each.
-struct PhiloxCounter {
-  uint32_t x[3];  // contribution of the counter to words 0, 1 and 2
-
-  PhiloxCounter(const PhiloxKey (&keys)[kPhiloxRounds], uint32_t counter, uint32_t b) {
-    const uint64_t first = uint64_t{kPhiloxMultiplier[0]} * counter;
-    const uint32_t word2 = static_cast<uint32_t>(first >> 32) ^ b ^ keys[0].word[1];
-    const uint64_t second = uint64_t{kPhiloxMultiplier[1]} * word2;
-    x[0] = static_cast<uint32_t>(second >> 32) ^ keys[1].word[0];
-    x[1] = static_cast<uint32_t>(second);
-    x[2] = static_cast<uint32_t>(first) ^ keys[1].word[1];
-  }
-};
-
-// The lane part; one query in each lane.
-struct PhiloxLanes {
-  Words x[3];  // contribution of heads h and queries i to words 0, 2 and 3
-
-  PhiloxLanes(const PhiloxKey (&keys)[kPhiloxRounds], Words h, Words i) {
-    const Words first = multiply_words(h, kPhiloxMultiplier[1]);
-    const Words word0 = (first >> 32) ^ i ^ uint64_t{keys[0].word[0]};
-    const Words second = multiply_words(word0, kPhiloxMultiplier[0]);
-    x[0] = first;
-    x[1] = second >> 32;
-    x[2] = second;
-  }
-};
 
 // Scale of the kept weights.
 template <typename Real>
@@ -119,6 +79,21 @@ TK_INLINE void set_lane_bits(uint64_t& keep, int64_t lane, uint64_t bits) {
   }
 }
 
+// The bits of counters: those of `first` on belong to queries first / 8 * 16 + first % 8 on, or to
+// the 8 after them. Words are written in order.
+template <typename Real>
+TK_INLINE void set_paired_bits(uint64_t& keep, int64_t first, int word, uint64_t bits) {
+  const int64_t lane = first / 8 * 16 + first % 8 + 8 * word;
+  if constexpr (kLanes<Real> < 8) {
+    set_lane_bits<Real>(keep, lane, bits);
+  } else {
+    for (int64_t byte = 0; byte < kLanes<Real> / 8; ++byte) {
+      reinterpret_cast<uint8_t*>(&keep)[lane / 8 + 2 * byte] =
+          static_cast<uint8_t>(bits >> 8 * byte);
+    }
+  }
+}
+
 // x where the lane's bit is set, else 0.
 template <typename Real>
 TK_INLINE Vec<Real> mask_lanes(uint64_t bits, Vec<Real> x) {
@@ -135,82 +110,118 @@ TK_INLINE Vec<Real> mask_lanes(uint64_t bits, Vec<Real> x) {
 #endif
 }
 
-// The lane parts of a tile's queries. Lane c of lanes[word][set][n] is query
-// (n kLanes<uint64_t> + c) kSets + set.
-template <int kSets, int64_t kVectors>
-TK_INLINE void lane_parts(const Problem& p, const Block& block,
-                          const PhiloxKey (&keys)[kPhiloxRounds],
-                          Words (&lanes)[3][kSets][kVectors]) {
-  constexpr int64_t kWords = kLanes<uint64_t>, kQueries = kVectors * kSets * kWords;
-  for (int set = 0; set < kSets; ++set) {
+// The part of Philox that depends on the lanes only: the product of round 0, and the keys. If
+// kPaired, each lane holds the counter of two queries, i and i + 8 of a block of 16: lane n that of
+// queries n / 8 * 16 + n % 8 and 8 more. Otherwise it holds that of query n, which needs one of the
+// two words.
+template <typename Real, bool kPaired, int64_t kQueries>
+struct PhiloxLanes {
+  static constexpr int kSets = sizeof(uint64_t) / sizeof(Real);  // vectors of words per Vec<Real>
+  static constexpr int64_t kVectors = kQueries / kLanes<Real> / (kPaired ? 2 : 1);
+
+  Words product[kVectors][kSets];
+  Words key[kPaired ? 1 : kVectors][kSets];  // paired lanes are of one head
+  Words is_second[kVectors][kSets];          // all bits set: the lane needs word 1
+
+  PhiloxLanes(const Problem& p, const Block& block) {
+    PhiloxHead head = head_of(p, block, 0);
+    int64_t latest = block.h;
     for (int64_t n = 0; n < kVectors; ++n) {
-      const Words lane = (iota<uint64_t>() + static_cast<uint64_t>(n * kWords)) * kSets + set;
-      Words h = broadcast(static_cast<uint64_t>(p.dropout.first_head + block.h));
-      Words i = lane + static_cast<uint64_t>(p.dropout.first_row + block.i0);
-      if (block.per_head < kQueries) {  // several heads in the tile
-        for (int64_t c = 0; c < kWords; ++c) {
-          const int64_t at = static_cast<int64_t>(lane[c]);
-          h[c] = static_cast<uint64_t>(p.dropout.first_head + block.head(at));
-          i[c] = static_cast<uint64_t>(p.dropout.first_row + block.query(at));
+      for (int set = 0; set < kSets; ++set) {
+        const Words lane = iota<uint64_t>() * kSets + static_cast<uint64_t>(n * kLanes<Real> + set);
+        Words row = lane + uint64_t{head.row + philox_counter(row_of(p, block, 0))};
+        if constexpr (kPaired) {
+          key[0][set] = broadcast(uint64_t{head.key});
+        } else {
+          for (int c = 0; c < kLanes<uint64_t>; ++c) {
+            const auto at = static_cast<int64_t>(lane[c]);
+            const uint32_t i = row_of(p, block, at);
+            if (block.head(at) != latest) head = head_of(p, block, at);
+            latest = block.head(at);
+            row[c] = head.row + philox_counter(i);
+            key[n][set][c] = head.key;
+            is_second[n][set][c] = uint64_t{0} - (i / 8 % 2);
+          }
+        }
+        product[n][set] = multiply_words(row, kPhiloxMultiplier);
+      }
+    }
+  }
+
+  // Words of the counters of vector n with keys of counter `column`.
+  TK_INLINE_METHOD void words(int64_t n, uint32_t column, Words (&x)[kSets][2]) const {
+#pragma GCC unroll 2
+    for (int set = 0; set < kSets; ++set) {
+      Words round_key = key[kPaired ? 0 : n][set], latest = product[n][set];
+      x[set][1] = broadcast(uint64_t{column});
+#pragma GCC unroll 7
+      for (int round = 0; round < kPhiloxRounds; ++round) {
+        if (round > 0) {
+          latest = multiply_words(x[set][0], kPhiloxMultiplier);
+          round_key += uint64_t{kPhiloxKeyStep};
+        }
+        x[set][0] = (latest >> 32) ^ round_key ^ x[set][1];
+        x[set][1] = latest;
+      }
+      if (!kPaired) x[set][0] ^= (x[set][0] ^ x[set][1]) & is_second[n][set];
+    }
+  }
+
+ private:
+  static uint32_t row_of(const Problem& p, const Block& block, int64_t lane) {
+    return static_cast<uint32_t>(p.dropout.first_row + block.query(lane));
+  }
+  static PhiloxHead head_of(const Problem& p, const Block& block, int64_t lane) {
+    return philox_head(p.dropout.seed, static_cast<uint32_t>(p.dropout.first_batch + block.b),
+                       static_cast<uint32_t>(p.dropout.first_head + block.head(lane)));
+  }
+};
+
+// The same for each key r of a tile of keys x kQueries: bit `lane` of keep[r] is set if the weight
+// is kept.
+template <typename Real, bool kPaired, int64_t kQueries>
+void dropout_bits(const Problem& p, const Block& block, uint64_t* keep) {
+  using Lanes = PhiloxLanes<Real, kPaired, kQueries>;
+  using Bits = std::conditional_t<sizeof(Real) == 4, uint32_t, uint64_t>;
+  constexpr int64_t W = kLanes<Real>;
+  // 16-bit random numbers are compared in the upper half of 32 bits.
+  const Vec<Bits> threshold = broadcast<Bits>(keep_threshold(p.score.dropout_p) << 16);
+  const Lanes lanes(p, block);
+  const auto first = static_cast<uint32_t>(p.dropout.first_column + block.key(0));
+  for (int64_t r = 0; r < block.keys; r += r % 8 == 7 ? 9 : 1) {  // r + 8 shares the counter of r
+    const uint32_t column = philox_counter(first + static_cast<uint32_t>(r));
+    for (int64_t n = 0; n < Lanes::kVectors; ++n) {
+      Words x[Lanes::kSets][2];
+      lanes.words(n, column, x);
+#pragma GCC unroll 2
+      for (int word = 0; word < (kPaired ? 2 : 1); ++word) {
+        Words words = x[0][word] & 0xffffffffu;
+        if constexpr (Lanes::kSets == 2) words |= x[Lanes::kSets - 1][word] << 32;
+        const Vec<Bits> upper = reinterpret_cast<Vec<Bits>>(words);
+        const Vec<Bits> lower = (upper << 16) & Bits{0xffffffffu};
+        const uint64_t bits[] = {at_least<Bits>(lower, threshold),
+                                 at_least<Bits>(upper, threshold)};
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+          uint64_t& to = keep[r + 8 * half];
+          if constexpr (kPaired) {
+            set_paired_bits<Real>(to, n * W, word, bits[half]);
+          } else {
+            set_lane_bits<Real>(to, n * W, bits[half]);
+          }
         }
       }
-      const PhiloxLanes part(keys, h, i);
-      for (int word = 0; word < 3; ++word) lanes[word][set][n] = part.x[word];
     }
   }
 }
 
-// keep[r], for each key r of a tile of keys x kQueries: bit `lane` is set if the weight is kept.
 template <typename Real, int64_t kQueries>
-void dropout_bits(const Problem& p, const Block& block, uint64_t* keep) {
+TK_INLINE void dropout_bits(const Problem& p, const Block& block, uint64_t* keep) {
   static_assert(kQueries <= 64);
-  using Bits = std::conditional_t<sizeof(Real) == 4, uint32_t, uint64_t>;
-  constexpr int kSets = sizeof(uint64_t) / sizeof(Real);  // vectors of words per vector of Bits
-  constexpr int64_t W = kLanes<Real>;
-  // 16-bit random numbers are compared in the upper half of 32 bits.
-  const Vec<Bits> threshold = broadcast<Bits>(keep_threshold(p.score.dropout_p) << 16);
-
-  PhiloxKey keys[kPhiloxRounds];
-  philox_keys(p.dropout.seed, keys);
-  Words round_keys[kPhiloxRounds][2];
-  for (int round = 2; round < kPhiloxRounds; ++round) {
-    for (int n = 0; n < 2; ++n) round_keys[round][n] = broadcast<uint64_t>(keys[round].word[n]);
+  if constexpr (kQueries % (2 * kLanes<Real>) == 0) {
+    if (block.per_head >= kQueries) return dropout_bits<Real, true, kQueries>(p, block, keep);
   }
-  constexpr int64_t kVectors = kQueries / kSets / kLanes<uint64_t>;
-  Words lanes[3][kSets][kVectors];
-  lane_parts(p, block, keys, lanes);
-  for (int64_t counter = 0; counter < kPhiloxCounters; ++counter) {
-    const int64_t first = (p.dropout.first_column + block.j0) / kBlock * kPhiloxCounters;
-    const PhiloxCounter part(keys, static_cast<uint32_t>(first + counter),
-                             static_cast<uint32_t>(p.dropout.first_batch + block.b));
-    for (int64_t lane = 0; lane < kQueries; lane += W) {
-      Words x[kSets][4];
-#pragma GCC unroll 2
-      for (int set = 0; set < kSets; ++set) {
-        const int64_t n = lane / W;
-        x[set][0] = lanes[0][set][n] ^ uint64_t { part.x[0] };
-        x[set][1] = broadcast<uint64_t>(part.x[1]);
-        x[set][2] = lanes[1][set][n] ^ uint64_t { part.x[2] };
-        x[set][3] = lanes[2][set][n];
-      }
-#pragma GCC unroll 5
-      for (int round = 2; round < kPhiloxRounds; ++round) {
-#pragma GCC unroll 2
-        for (int set = 0; set < kSets; ++set) philox_round(round_keys[round], x[set]);
-      }
-#pragma GCC unroll 4
-      for (int word = 0; word < 4; ++word) {
-        const int64_t r = word * 2 * kPhiloxCounters + counter - block.first;
-        if (r < 0 || r >= block.keys) continue;
-        Words words = x[0][word] & 0xffffffffu;
-        if constexpr (kSets == 2) words |= x[kSets - 1][word] << 32;
-        const Vec<Bits> upper = reinterpret_cast<Vec<Bits>>(words);
-        const Vec<Bits> lower = (upper << 16) & Bits{0xffffffffu};
-        set_lane_bits<Real>(keep[r], lane, at_least<Bits>(lower, threshold));
-        set_lane_bits<Real>(keep[r + kPhiloxCounters], lane, at_least<Bits>(upper, threshold));
-      }
-    }
-  }
+  dropout_bits<Real, false, kQueries>(p, block, keep);
 }
 
 }  // namespace tk::cpu::TK_ISA

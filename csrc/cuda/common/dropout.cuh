@@ -1,7 +1,8 @@
 // Dropout masks from Philox counters: docs/attention.md, section 7.
 //
-// 64 keys share 8 counters. The columns 2 t, 2 t + 1 that a lane holds of eight adjacent 8-column
-// tiles are exactly those of two counters, so that no random number is computed twice.
+// A counter has the numbers of queries i, i + 8 and keys j, j + 8 of a block of 16 x 16. One lane
+// holds these four weights in two adjacent 8-column tiles of an accumulator, whether its rows are
+// queries or keys: no number is computed twice.
 #pragma once
 
 #include "common/philox.h"
@@ -9,157 +10,110 @@
 
 namespace tk::cuda {
 
-// The words of a counter: 8 random numbers of 16 bits, number n in half n % 2 of word n / 2.
-struct PhiloxWords {
-  uint32_t x[4];
-};
-
-// Reads from it stay in the branch with dropout: hoisted out of it, values would occupy registers
-// of the main loop. Which offsets are read from it was found by trial; test_compiled.py
-// bounds what the kernels spill.
-TK_DEVICE const Dropout& in_memory(const Dropout& dropout) {
-  return *reinterpret_cast<const Dropout*>(opaque(reinterpret_cast<uint64_t>(&dropout)));
+TK_DEVICE PhiloxHead philox_head(const Dropout& dropout, int b, int h) {
+  if (!dropout.seed) return {};
+  return tk::philox_head(static_cast<uint64_t>(*dropout.seed), static_cast<uint32_t>(b),
+                         dropout.first_head + static_cast<uint32_t>(h));
 }
 
-// Random numbers of the weights of one batch entry and head.
+// Random numbers of the weights that a lane holds of an accumulator, whose first element is query
+// i0 and key j0, multiples of 16.
+template <RowsAre kRows>
 class DropoutNumbers {
  public:
-  TK_DEVICE_METHOD DropoutNumbers(const Dropout& dropout, int b, int h)
-      : threshold_(dropout.threshold),
-        addend_((0x10000 - dropout.threshold) << 15),
-        first_row_(dropout.first_row),
-        first_counter_(in_memory(dropout).first_counter),
-        h_(in_memory(dropout).first_head + static_cast<uint32_t>(h)),
-        b_(static_cast<uint32_t>(b)) {
-    philox_keys(static_cast<uint64_t>(*dropout.seed), keys_);
+  TK_DEVICE_METHOD DropoutNumbers(const Dropout& dropout, const PhiloxHead& head, int i0, int j0)
+      : key_(head.key) {
+    const auto row = static_cast<uint32_t>(row_of(0)), column = static_cast<uint32_t>(column_of(0));
+    const uint32_t query = head.row + (dropout.first_row + static_cast<uint32_t>(i0)) / 2;
+    const uint32_t key = (dropout.first_column + static_cast<uint32_t>(j0)) / 2;
+    row_ = (kQueriesInRows ? query : key) + row;
+    column_ = (kQueriesInRows ? key : query) + column;
   }
 
-  // The numbers of the head h heads further on.
-  TK_DEVICE_METHOD DropoutNumbers of_head(int h) const {
-    DropoutNumbers numbers = *this;
-    numbers.h_ += static_cast<uint32_t>(h);
-    return numbers;
+  // Those of elements e and e + 2 of the 8-column tiles (m, n) and (m, n + 1); n is even, e 0 or 1.
+  TK_DEVICE_METHOD PhiloxWords words(int m, int n, int e) const {
+    const uint32_t row = row_ + static_cast<uint32_t>(8 * m);
+    const uint32_t column = column_ + static_cast<uint32_t>(4 * n + e);
+    return philox(key_, {{kQueriesInRows ? row : column, kQueriesInRows ? column : row}});
   }
 
-  // Keeps derived values in registers, for a loop over counters that is not unrolled: the compiler
-  // would derive them anew for each.
-  TK_DEVICE_METHOD void keep_derived() {
-    addend_ = static_cast<uint32_t>(opaque(static_cast<int>(addend_)));
-#pragma unroll
-    for (int n = 0; n < 2 * kPhiloxRounds; ++n) {
-      uint32_t& word = keys_[n / 2].word[n % 2];
-      word = static_cast<uint32_t>(opaque(static_cast<int>(word)));
-    }
+  // The word of element e of tile n, and the half of that word.
+  TK_DEVICE_METHOD static constexpr int word_of(int n, int e) {
+    return kQueriesInRows ? e / 2 : n % 2;
   }
-
-  // Likewise, for a converged warp: the compiler needs fewer instructions with broadcast keys than
-  // with opaque ones.
-  TK_DEVICE_METHOD void broadcast_keys() {
-#pragma unroll
-    for (int n = 0; n < 2 * kPhiloxRounds; ++n) {
-      uint32_t& word = keys_[n / 2].word[n % 2];
-      word = __shfl_sync(~0u, word, 0);
-    }
-  }
-
-  TK_DEVICE_METHOD PhiloxWords words(int counter, int i) const {
-    PhiloxWords w{{first_counter_ + static_cast<uint32_t>(counter),
-                   first_row_ + static_cast<uint32_t>(i), h_, b_}};
-#pragma unroll
-    for (int round = 0; round < kPhiloxRounds; ++round) {
-      // One instruction each, for both halves of the product.
-      const uint64_t product0 = uint64_t{kPhiloxMultiplier[0]} * w.x[0];
-      const uint64_t product1 = uint64_t{kPhiloxMultiplier[1]} * w.x[2];
-      w = {{static_cast<uint32_t>(product1 >> 32) ^ w.x[1] ^ keys_[round].word[0],
-            static_cast<uint32_t>(product1),
-            static_cast<uint32_t>(product0 >> 32) ^ w.x[3] ^ keys_[round].word[1],
-            static_cast<uint32_t>(product0)}};
-    }
-    return w;
-  }
-
-  // True if the weight of number n is kept.
-  TK_DEVICE_METHOD bool is_kept(const PhiloxWords& w, int n) const {
-    return (n % 2 ? w.x[n / 2] : w.x[n / 2] << 16) >= threshold_ << 16;
-  }
-
-  // A bit for each of the 8 numbers: 1 if its weight is kept.
-  TK_DEVICE_METHOD uint32_t kept(const PhiloxWords& w) const {
-    uint32_t bits = 0;
-#pragma unroll
-    for (int n = 3; n >= 0; --n) {
-      append(bits, w.x[n]);
-      append(bits, w.x[n] << 16 | w.x[n] >> 16);
-    }
-    return bits;
+  TK_DEVICE_METHOD static constexpr int half_of(int n, int e) {
+    return kQueriesInRows ? n % 2 : e / 2;
   }
 
  private:
-  // Appends the bit of the number in the upper half of `word`. number + 2^16 - threshold has bit 16
-  // if the weight is kept: after a shift by 15 the sign, which a funnel shift appends. The lower
-  // half of `word` cannot carry into it.
-  TK_DEVICE_METHOD void append(uint32_t& bits, uint32_t word) const {
-    const uint32_t sum = (word >> 1) + addend_;
-    bits = bits << 1 | sum >> 31;
-  }
-
-  PhiloxKey keys_[kPhiloxRounds];
-  uint32_t threshold_, addend_, first_row_, first_counter_, h_, b_;
+  static constexpr bool kQueriesInRows = kRows == RowsAre::kQueries;
+  uint32_t key_, row_, column_;
 };
 
-// Dropout mask of the elements that a lane holds of an accumulator. Element e of tile
-// (m, g kGroup + n) is kept if bit 8 (4 (m kGroups + g) + e) + n is 1. The accumulator's first
-// element is query i0 and key j0, a multiple of 16.
-template <int kM, int kN>
+// Dropout mask of the elements that a lane holds of an accumulator; at first it keeps all.
+template <RowsAre kRows, int kM, int kN>
 struct DropoutMask {
-  static constexpr int kGroup = kN < 8 ? kN : 8;  // 8-column tiles within the same 64 keys
-  static constexpr int kGroups = kN / kGroup;
-  static_assert(kN % kGroup == 0 && kM * kGroups * 4 <= 8);
-  uint64_t bits = 0;
+  using Numbers = DropoutNumbers<kRows>;
+  static constexpr bool kDropsWeights = true;
+  static_assert(kN % 2 == 0);
 
-  TK_DEVICE_METHOD explicit DropoutMask(uint64_t all) : bits(all) {}
-  TK_DEVICE_METHOD DropoutMask(const Dropout& dropout, int b, int h, int i0, int j0) {
-    DropoutNumbers numbers(dropout, b, h);
-    numbers.keep_derived();
-    const int row = i0 + lane_index() / 4, first_tile = j0 / 8 % 8;
-#pragma unroll 1
-    for (int n = 0; n < kM * kGroups * 4; ++n) {
-      const int group = n / 4 % kGroups, m = n / 4 / kGroups, e = n % 4;
-      const int counter = (j0 / 8 + group * kGroup) / 8 * 8 + lane_index() % 4 * 2 + e % 2;
-      const uint32_t kept = numbers.kept(numbers.words(counter, row + 16 * m + e / 2 * 8));
-      bits |= static_cast<uint64_t>((kept >> (kGroup < 8 ? first_tile : 0)) & 0xff) << 8 * n;
-    }
-  }
-
-  // The arguments are compile-time constants in unrolled loops.
-  TK_DEVICE_METHOD bool operator()(int m, int n, int e) const {
-    return (bits >> (8 * (4 * (m * kGroups + n / kGroup) + e) + n % kGroup) & 1) != 0;
-  }
-};
-
-// z p, without the factor of kept weights: sets dropped weights to 0. j0 is a multiple of 64 if kN
-// is one of 8, otherwise of 16.
-template <int kM, int kN>
-TK_DEVICE void drop(Accumulator<kM, kN>& p, const Dropout& dropout, int b, int h, int i0, int j0) {
-  if constexpr (kN % 8 == 0) {
-    const DropoutNumbers numbers(dropout, b, h);
+  TK_DEVICE_METHOD void draw(const Dropout& dropout, const PhiloxHead& head, int i0, int j0) {
+    const Numbers numbers(dropout, head, i0, j0);
 #pragma unroll
-    for (int n = 0; n < kM * (kN / 8) * 4; ++n) {
-      const int m = n / 4 % kM, group = n / 4 / kM, e = n % 4;
-      const auto words = numbers.words(j0 / 8 + 8 * group + column_of(e), i0 + 16 * m + row_of(e));
+    for (int counter = 0; counter < kM * kN; ++counter) {
+      const int m = counter / kN, n = counter % kN / 2 * 2, e = counter % 2;
+      const PhiloxWords words = numbers.words(m, n, e);
 #pragma unroll
-      for (int tile = 0; tile < 8; ++tile) {
-        if (!numbers.is_kept(words, tile)) p.x[m][8 * group + tile][e] = 0.0f;
+      for (int word = 0; word < 2; ++word) {
+        const int at = 2 * counter + word;
+        dropped_[at / 16] |=
+            below(words.x[word], dropout.threshold) >> at % 16 & kHalves >> at % 16;
       }
     }
-  } else {
-    constexpr int kPart = kN % 4 == 0 ? 4 : 2;  // within the same 64 keys
+  }
+
+  // True if the weight is kept. The arguments are compile-time constants in unrolled loops.
+  TK_DEVICE_METHOD bool operator()(int m, int n, int e) const {
+    const int at = 2 * (m * kN + n / 2 * 2 + e % 2) + Numbers::word_of(n, e);
+    return (dropped_[at / 16] >> (15 + 16 * Numbers::half_of(n, e) - at % 16) & 1) == 0;
+  }
+
+ private:
+  static constexpr uint32_t kHalves = 0x80008000;  // the upper bit of each half
+
+  // The upper bit of each half: 1 if the half is below the threshold, where threshold + ~half has a
+  // carry. The carry is the majority of the upper bits and the carry into them.
+  TK_DEVICE_METHOD static uint32_t below(uint32_t word, uint32_t threshold) {
+    const uint32_t a = ~word, b = threshold * 0x10001u;
+    const uint32_t sum = (a & ~kHalves) + (b & ~kHalves);
+    return (a & b) | (sum & (a | b));
+  }
+
+  uint32_t dropped_[(kM * kN + 7) / 8] = {};
+};
+
+// z p, without the factor of kept weights: sets dropped weights to 0. Queries are in rows.
+template <int kM, int kN>
+TK_DEVICE void drop(Accumulator<kM, kN>& p, const Dropout& of_call, const PhiloxHead& head, int i0,
+                    int j0) {
+  using Numbers = DropoutNumbers<RowsAre::kQueries>;
+  static_assert(kN % 2 == 0);
+  // Reads stay in the branch with dropout: hoisted, they would occupy registers of the main loop.
+  const auto& dropout =
+      *reinterpret_cast<const Dropout*>(opaque(reinterpret_cast<uint64_t>(&of_call)));
+  const Numbers numbers(dropout, head, i0, j0);
+  const uint32_t threshold = dropout.threshold << 16;
 #pragma unroll
-    for (int part = 0; part < kN; part += kPart) {
-      const DropoutMask<kM, kPart> kept(dropout, b, h, i0, j0 + 8 * part);
-      for_each_element<kM, kPart>([&](int m, int n, int e) {
-        if (!kept(m, n, e)) p.x[m][part + n][e] = 0.0f;
-      });
+  for (int counter = 0; counter < kM * kN; ++counter) {
+    const int m = counter / kN, first = counter % kN / 2 * 2, parity = counter % 2;
+    const PhiloxWords words = numbers.words(m, first, parity);
+#pragma unroll
+    for (int n = first; n < first + 2; ++n) {
+#pragma unroll
+      for (int e = parity; e < 4; e += 2) {
+        const uint32_t word = words.x[Numbers::word_of(n, e)];
+        if ((Numbers::half_of(n, e) ? word : word << 16) < threshold) p.x[m][n][e] = 0.0f;
+      }
     }
   }
 }

@@ -23,12 +23,11 @@ inline int64_t sequences(const Problem& p, const LaunchArgs& launch) {
 inline Dropout dropout_of(const Problem& p, const LaunchArgs& launch) {
   if (!launch.seed) return {nullptr, 0, 1.0f, 0, 0, 0};
   const double rate = p.score.dropout_p;
-  const int64_t first_counter = p.dropout.first_column / kPhiloxColumns * kPhiloxCounters;
   return {launch.seed,
           keep_threshold(rate),
           static_cast<float>(keep_factor(rate)),
           static_cast<uint32_t>(p.dropout.first_row),
-          static_cast<uint32_t>(first_counter),
+          static_cast<uint32_t>(p.dropout.first_column),
           static_cast<uint32_t>(p.dropout.first_head)};
 }
 

@@ -88,9 +88,6 @@ TK_DEVICE bool is_visible(const Problem& p, const Sequence& s, int h, int i, int
   return !has_element_mask(p.mask) || element_visible(p.mask, s.b, h, i, j);
 }
 
-// The dimension along the rows of an accumulator; its columns are the other one.
-enum class RowsAre { kQueries, kKeys };
-
 // Sets hidden scores to -inf. The accumulator's first element is query i0 and key j0.
 template <RowsAre kRows = RowsAre::kQueries, int kM, int kN>
 TK_DEVICE void apply_mask(Accumulator<kM, kN>& scores, const Problem& p, const Sequence& s, int h,

@@ -57,6 +57,9 @@ TK_DEVICE void for_each_element(const Visit& visit) {
 TK_DEVICE int row_of(int e) { return lane_index() / 4 + e / 2 * 8; }
 TK_DEVICE int column_of(int e) { return lane_index() % 4 * 2 + e % 2; }
 
+// The dimension along the rows of an accumulator of scores; its columns are the other one.
+enum class RowsAre { kQueries, kKeys };
+
 // A warp's float32 accumulator of 16 kM x 8 kN elements.
 template <int kM, int kN>
 struct Accumulator {

@@ -19,8 +19,8 @@ struct Dropout {
   const int64_t* seed;  // null without dropout
   uint32_t threshold;   // a weight is kept if its 16-bit random number is at least this
   float factor;         // of kept weights; see keep_factor
-  // Row of query 0, counter of key 0 and head of head 0 in the problem that this one is a slice of.
-  uint32_t first_row, first_counter, first_head;
+  // Row of query 0, column of key 0 and head of head 0 in the problem that this one is a slice of.
+  uint32_t first_row, first_column, first_head;
 };
 
 // The scale of the scores, evaluated on the host: float64 is slow on a GPU.

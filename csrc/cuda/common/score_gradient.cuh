@@ -107,10 +107,11 @@ struct TileGradients {
       subtract_delta(dp);
       return differentiate<false>(s, dp, fused);
     }
-    uint64_t kept_bits = 0;
-    if (a.dropout.seed) kept_bits = DropoutMask<kM, kN>(a.dropout, seq.b, h, i0, j0).bits;
-    const DropoutMask<kM, kN> kept{kept_bits};
-    if (a.dropout.seed) drop(dp, kept);
+    DropoutMask<RowsAre::kQueries, kM, kN> kept;
+    if (a.dropout.seed) {
+      kept.draw(a.dropout, philox_head(a.dropout, seq.b, h), i0, j0);
+      drop(dp, kept);
+    }
     subtract_delta(dp);
     if (!is_plain) apply_score_options<kOf>(s, dp);
     if (!full) apply_mask(s, a.params, seq, h, i0, j0);
@@ -147,8 +148,8 @@ struct TileGradients {
     });
   }
 
-  template <int kN>
-  TK_DEVICE_METHOD void drop(Accumulator<kM, kN>& x, const DropoutMask<kM, kN>& kept) const {
+  template <int kN, typename Mask>
+  TK_DEVICE_METHOD void drop(Accumulator<kM, kN>& x, const Mask& kept) const {
     for_each_element<kM, kN>([&](int m, int n, int e) {
       x.x[m][n][e] = kept(m, n, e) ? x.x[m][n][e] * a.dropout.factor : 0.0f;
     });

@@ -151,15 +151,12 @@ struct HopperBackwardTile {
   int block_m, block_n, stages, square_tiles;
   bool dq_in_shared;    // dq is staged in shared memory before it is added to its sums
   bool small_producer;  // consumers have 240 registers, so that few are left for the producer
-  int mask_registers;   // of the producer warpgroup with dropout, where it generates the mask
 
   static constexpr int kConsumers = 2, kConsumerWarps = 4 * kConsumers;
 
   // Registers per thread: 3 x 168 for the three warpgroups.
-  constexpr int producer_registers(bool dropout) const {
-    return dropout ? mask_registers : small_producer ? 24 : 40;
-  }
-  constexpr int registers(bool dropout) const { return (504 - producer_registers(dropout)) / 2; }
+  constexpr int producer_registers() const { return small_producer ? 24 : 40; }
+  constexpr int registers() const { return (504 - producer_registers()) / 2; }
   constexpr int threads() const { return 128 * (1 + kConsumers); }
   // k and v, q and do; p and ds; in float32: dq, and lse and delta of the rows
   constexpr int tile_bytes(int width, int v_width) const {
@@ -180,10 +177,10 @@ constexpr HopperBackwardTile hopper_backward_tile(int width) {
 #ifdef TK_SM90_BACKWARD
   return TK_SM90_BACKWARD;
 #endif
-  if (width <= 64) return {128, 128, 2, 2, true, true, 56};   // 195 KiB
-  if (width <= 128) return {64, 128, 2, 2, true, true, 56};   // 194 KiB
-  if (width <= 192) return {64, 128, 2, 2, false, true, 40};  // 194 KiB, with v of 128
-  return {64, 64, 2, 4, false, false, 56};                    // 226 KiB
+  if (width <= 64) return {128, 128, 2, 2, true, true};   // 195 KiB
+  if (width <= 128) return {64, 128, 2, 2, true, true};   // 194 KiB
+  if (width <= 192) return {64, 128, 2, 2, false, true};  // 194 KiB, with v of 128
+  return {64, 64, 2, 4, false, false};                    // 226 KiB
 }
 
 // Preprocess kernels of the backward pass: adjacent lanes share a row and load 16 bytes of it each.

@@ -55,6 +55,7 @@ forward_kernel(const __grid_constant__ Arguments<ForwardParams> a) {
   const bool plain = a.score.plain;
   const float scale = a.score.scale;
   const float unit = plain ? scale * kLog2E : kLog2E;  // converts scores to powers of 2
+  const PhiloxHead numbers = philox_head(a.dropout, seq.b, h);
 
   const auto visible = [&](int n) {
     return tile_visible(p, seq, h, i0, i1, n * kBlockN, (n + 1) * kBlockN);
@@ -94,7 +95,7 @@ forward_kernel(const __grid_constant__ Arguments<ForwardParams> a) {
     if (!plain) apply(s, a, seq, h, i0 + row, j0);
     if (!block.full) apply_mask(s, p, seq, h, i0 + row, j0);
     softmax.template update<Element>(s, o, unit);
-    if (a.dropout.seed) drop(s, a.dropout, seq.b, h, i0 + row, j0);
+    if (a.dropout.seed) drop(s, a.dropout, numbers, i0 + row, j0);
     add_product<Major::kMN>(o, s, v_tile);
     block = next;
   }

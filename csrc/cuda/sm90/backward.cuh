@@ -21,12 +21,11 @@ using BackwardShape =
                        std::conditional_t<kWidth <= 192, ShapeByHalves<Element, kWidth, kVWidth>,
                                           ShapeByColumns<Element, kWidth, kVWidth>>>;
 
-template <typename Shape, typename DropoutMask>
+template <typename Shape, typename Masks>
 TK_DEVICE void backward(const BackwardArguments& a, unsigned char* memory) {
   constexpr HopperBackwardTile kTile = Shape::kTile;
   memory = align_shared(memory, kSwizzleAtomBytes);
   const Shape shared(memory);
-  DropoutMask dropout_mask(memory + Shape::kBytes - kSwizzleAtomBytes);
   // Placed outside the tiles: TMA writes those through the async proxy, which would need a fence.
   auto* const program_slot = reinterpret_cast<unsigned char*>(&shared.k.tile_info({}));
   const int program = program_of(a.dq_semaphore ? a.block_counter : nullptr, program_slot);
@@ -37,22 +36,17 @@ TK_DEVICE void backward(const BackwardArguments& a, unsigned char* memory) {
     shared.v.init(kTile.kConsumerWarps);
     shared.q.init(kTile.kConsumerWarps);
     shared.d_o.init(kTile.kConsumerWarps);
-    shared.row_stats.init(kTile.kConsumerWarps + DropoutMask::kRowStatsConsumers);
-    dropout_mask.init();
+    shared.row_stats.init(kTile.kConsumerWarps);
     fence_mbarrier_init();
   }
   __syncthreads();
 
   if (threadIdx.x < kWarpgroupThreads) {
-    release_registers<DropoutMask::kProducerRegisters>();
-    if (warp_index() == 0) {
-      load(a, shared, key_block);
-    } else {
-      dropout_mask.generate(a, shared, key_block);
-    }
+    release_registers<Shape::kProducerRegisters>();
+    if (warp_index() == 0) load(a, shared, key_block);
   } else {
-    request_registers<DropoutMask::kRegisters>();
-    backward_mainloop(a, shared, key_block, dropout_mask);
+    request_registers<Shape::kRegisters>();
+    backward_mainloop<Masks>(a, shared, key_block);
   }
 }
 
@@ -61,7 +55,7 @@ TK_KERNEL(hopper_backward_tile(kWidth).threads(), 1)
 backward_kernel(const __grid_constant__ BackwardArguments a) {
   using Shape = BackwardShape<Element, kWidth, kVWidth>;
   TK_SHARED_MEMORY(memory);
-  backward<Shape, NoDropoutMask<Shape>>(a, memory);
+  backward<Shape, NoDropout>(a, memory);
 }
 
 // With dropout. A separate kernel, because a branch would cost registers in the case without.
@@ -70,7 +64,7 @@ TK_KERNEL(hopper_backward_tile(kWidth).threads(), 1)
 dropout_backward_kernel(const __grid_constant__ BackwardArguments a) {
   using Shape = BackwardShape<Element, kWidth, kVWidth>;
   TK_SHARED_MEMORY(memory);
-  backward<Shape, DropoutMask<Shape>>(a, memory);
+  backward<Shape, WithDropout>(a, memory);
 }
 
 // One warp's accumulator, as the sum of `parts` in memory, `stride` elements apart.

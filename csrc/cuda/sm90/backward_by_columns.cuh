@@ -50,10 +50,10 @@ struct ShapeByColumns : BackwardPipelines<Element, kRowWidth, kRowVWidth> {
   Element* first_;
 };
 
-template <typename Element, int kRowWidth, int kRowVWidth, typename DropoutMask>
+template <typename Masks, typename Element, int kRowWidth, int kRowVWidth>
 TK_DEVICE void backward_mainloop(const BackwardArguments& a,
                                  const ShapeByColumns<Element, kRowWidth, kRowVWidth>& shared,
-                                 const KeyBlock& key_block, DropoutMask& dropout_mask) {
+                                 const KeyBlock& key_block) {
   using Shape = ShapeByColumns<Element, kRowWidth, kRowVWidth>;
   constexpr int kAll = Shape::kConsumers * kWarpgroupThreads,
                 kQueries = Shape::kM / Shape::kConsumers;
@@ -68,6 +68,7 @@ TK_DEVICE void backward_mainloop(const BackwardArguments& a,
   Accumulator<1, Shape::kDvColumns / 8> dv;
   dk.clear();
   dv.clear();
+  Masks masks(a, key_block);
   bool last = wait_for_keys(shared), second_buffer = false;
   while (!last) {
     shared.row_stats.wait_full(state);
@@ -78,7 +79,8 @@ TK_DEVICE void backward_mainloop(const BackwardArguments& a,
     start_gemm_nt(s, k, 0, shared.q.tile(state), query);
     shared.d_o.wait_full(state);
     start_gemm_nt(dp, v, 0, shared.d_o.tile(state), query);
-    const auto keep = dropout_mask.template next<kQueries / 8>(0, query);
+    const int i0 = info.index * Shape::kM + query;
+    const auto keep = masks.template mask<kQueries / 8>(info, i0, j0 + warp_row);
     const ScoreGradients<Shape, kQueries / 8, std::remove_cv_t<decltype(keep)>> scores(
         a, key_block, info, shared.row_stats.tile(state), query, j0 + warp_row, keep);
     scores.weights(s, dp);

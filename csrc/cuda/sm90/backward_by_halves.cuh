@@ -51,10 +51,10 @@ struct ShapeByHalves : BackwardPipelines<Element, kRowWidth, kRowVWidth> {
   DsTile first_ds_;
 };
 
-template <typename Element, int kRowWidth, int kRowVWidth, typename DropoutMask>
+template <typename Masks, typename Element, int kRowWidth, int kRowVWidth>
 TK_DEVICE void backward_mainloop(const BackwardArguments& a,
                                  const ShapeByHalves<Element, kRowWidth, kRowVWidth>& shared,
-                                 const KeyBlock& key_block, DropoutMask& dropout_mask) {
+                                 const KeyBlock& key_block) {
   using Shape = ShapeByHalves<Element, kRowWidth, kRowVWidth>;
   constexpr int kAll = Shape::kConsumers * kWarpgroupThreads, kHalf = Shape::kM / 2;
   const int consumer = uniform_consumer_index(), row = consumer * kWarpgroupRows,
@@ -68,6 +68,7 @@ TK_DEVICE void backward_mainloop(const BackwardArguments& a,
   Accumulator<1, Shape::kVWidth / 8> dv;
   dk.clear();
   dv.clear();
+  Masks masks(a, key_block);
   bool last = wait_for_keys(shared), second_buffer = false;
   while (!last) {
     const TileInfo info = wait_for_queries(shared, state);
@@ -77,15 +78,15 @@ TK_DEVICE void backward_mainloop(const BackwardArguments& a,
     const auto ds_tile = shared.ds(second_buffer);
     shared.q.wait_full(state);
     shared.d_o.wait_full(state);
-    const auto keep = dropout_mask.template next<Shape::kM / 8>(consumer, 0);
 #pragma unroll
     for (int query = 0; query < Shape::kM; query += kHalf) {
       Accumulator<1, kHalf / 8> s, dp;
       start_gemm_nt(s, k, row, q, query);
       start_gemm_nt(dp, v, row, d_o, query);
-      const auto keep_half = keep.from(query / 8);
-      const ScoreGradients<Shape, kHalf / 8, std::remove_cv_t<decltype(keep_half)>> scores(
-          a, key_block, info, shared.row_stats.tile(state), query, j0 + warp_row, keep_half);
+      const int i0 = info.index * Shape::kM + query;
+      const auto keep = masks.template mask<kHalf / 8>(info, i0, j0 + warp_row);
+      const ScoreGradients<Shape, kHalf / 8, std::remove_cv_t<decltype(keep)>> scores(
+          a, key_block, info, shared.row_stats.tile(state), query, j0 + warp_row, keep);
       Fragment<Element> weights[kHalf / 16];
       scores.weights(s, dp);
       Accumulator<1, kHalf / 8> dropped = s;

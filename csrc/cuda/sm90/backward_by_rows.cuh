@@ -70,14 +70,14 @@ TK_DEVICE void add_dq(const BackwardArguments& a, const TileInfo& info, const fl
   }
 }
 
-template <typename Element, int kWidth, typename DropoutMask>
+template <typename Masks, typename Element, int kWidth>
 TK_DEVICE void backward_mainloop(const BackwardArguments& a,
                                  const ShapeByRows<Element, kWidth>& shared,
-                                 const KeyBlock& key_block, DropoutMask& dropout_mask) {
+                                 const KeyBlock& key_block) {
   using Shape = ShapeByRows<Element, kWidth>;
   constexpr int kM = Shape::kM, kAll = Shape::kConsumers * kWarpgroupThreads;
   // The product of dv runs while ds is computed, if the weights fit in registers besides s and dp.
-  constexpr bool kEarlyDv = kM == 64 && !DropoutMask::kHasWarps;
+  constexpr bool kEarlyDv = kM == 64;
   const int consumer = uniform_consumer_index(), row = consumer * kWarpgroupRows,
             warp_row = row + warp_in_warpgroup() * 16;
   const int j0 = key_block.n * Shape::kN;
@@ -88,6 +88,7 @@ TK_DEVICE void backward_mainloop(const BackwardArguments& a,
   Accumulator<1, kWidth / 8> dk, dv;
   dk.clear();
   dv.clear();
+  Masks masks(a, key_block);
   bool last = wait_for_keys(shared), second_buffer = false;
   TileInfo dq_info;  // of the tile whose dq is in shared memory
   dq_info.tile = -1;
@@ -106,7 +107,7 @@ TK_DEVICE void backward_mainloop(const BackwardArguments& a,
     add_previous_dq();  // while s is in flight
     shared.d_o.wait_full(state);
     start_gemm_nt(dp, v, row, shared.d_o.tile(state));
-    const auto keep = dropout_mask.template next<kM / 8>(consumer, 0);
+    const auto keep = masks.template mask<kM / 8>(info, info.index * kM, j0 + warp_row);
     const ScoreGradients<Shape, kM / 8, std::remove_cv_t<decltype(keep)>> scores(
         a, key_block, info, shared.row_stats.tile(state), 0, j0 + warp_row, keep);
     Fragment<Element> weights[kM / 16], ds[kM / 16];

@@ -2,8 +2,9 @@
 // dv.
 #pragma once
 
+#include "cuda/common/dropout.cuh"
 #include "cuda/common/masks.cuh"
-#include "cuda/sm90/dropout_mask.cuh"
+#include "cuda/sm90/backward_preprocess.cuh"
 #include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/exp2_polynomial.cuh"
 
@@ -17,6 +18,8 @@ struct BackwardPipelines {
   static constexpr int kWidth = kRowWidth, kVWidth = kRowVWidth;
   static constexpr HopperBackwardTile kTile = hopper_backward_tile(kWidth);
   static constexpr int kM = kTile.block_m, kN = kTile.block_n, kConsumers = kTile.kConsumers;
+  static constexpr int kProducerRegisters = kTile.producer_registers(),
+                       kRegisters = kTile.registers();
   static constexpr int kDqParts = kTile.kConsumerWarps, kDqElements = kM * kWidth / kDqParts;
 
   // dk and dv of a consumer: those of 64 keys, or half of the columns if there are only 64.
@@ -184,6 +187,41 @@ TK_DEVICE TileInfo wait_for_queries(const Shape& shared, typename Shape::QPipeli
   return uniform(shared.row_stats.tile_info(state));
 }
 
+// Policy of the kernels without dropout.
+struct NoDropout {
+  struct KeepAll {
+    static constexpr bool kDropsWeights = false;
+  };
+
+  TK_DEVICE_METHOD NoDropout(const BackwardArguments&, const KeyBlock&) {}
+  template <int>
+  TK_DEVICE_METHOD KeepAll mask(const TileInfo&, int, int) const {
+    return {};
+  }
+};
+
+// Policy of the kernels with dropout: every consumer warp draws the mask of its own elements, while
+// it would wait for the products.
+class WithDropout {
+ public:
+  TK_DEVICE_METHOD WithDropout(const BackwardArguments& a, const KeyBlock& key_block)
+      : dropout_(a.dropout), b_(key_block.b) {}
+
+  // Mask of a warp's 16 keys from j0 on, and of 8 kN queries from i0 on.
+  template <int kN>
+  TK_DEVICE_METHOD DropoutMask<RowsAre::kKeys, 1, kN> mask(const TileInfo& info, int i0, int j0) {
+    if (info.h != h_) head_ = philox_head(dropout_, b_, h_ = info.h);
+    DropoutMask<RowsAre::kKeys, 1, kN> mask;
+    mask.draw(dropout_, head_, i0, j0);
+    return mask;
+  }
+
+ private:
+  const Dropout& dropout_;
+  int b_, h_ = -1;
+  PhiloxHead head_{};
+};
+
 // Score gradients of a warp's 16 keys from j0 on, and of 8 kN queries from `column` of the tile on:
 // first the weights, then the gradients, so that products with the weights can start in between.
 template <typename Shape, int kN, typename Keep>
@@ -247,7 +285,8 @@ class ScoreGradients {
   TK_DEVICE_METHOD void drop(Accumulator<1, kN>& s) const {
     if constexpr (kHasDropout) {
       for_each_element<1, kN>([&](int m, int n, int e) {
-        if (!keep_(n, e)) s.x[m][n][e] = 0.0f;  // a conditional expression would use more registers
+        if (!keep_(0, n, e))
+          s.x[m][n][e] = 0.0f;  // a conditional expression would use more registers
       });
     }
   }
@@ -292,8 +331,11 @@ class ScoreGradients {
   TK_DEVICE_METHOD void subtract_delta(Accumulator<1, kN>& dp) const {
     for_each_query(delta_, [&](int n, int e, float delta) {
       float& x = dp.x[0][n][e];
-      if constexpr (kHasDropout) x = keep_(n, e) ? x * a_.dropout.factor : 0.0f;
-      x -= delta;
+      if constexpr (kHasDropout) {
+        x = fmaf(x, keep_(0, n, e) ? a_.dropout.factor : 0.0f, -delta);
+      } else {
+        x -= delta;
+      }
     });
   }
 

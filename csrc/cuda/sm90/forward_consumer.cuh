@@ -97,7 +97,7 @@ class ForwardConsumer {
     softmax_.template update_max<Element>(
         s_, unit, [&](int, int half, float factor) { factor_[half] = factor; });
     softmax_.template exponentiate<Element>(s_, unit);
-    if (a_.dropout.seed) drop(s_, a_.dropout, tile.b, tile.h, first_query(tile), j0);
+    if (a_.dropout.seed) drop(s_, a_.dropout, head_, first_query(tile), j0);
   }
   TK_DEVICE_METHOD void round_weights() {
 #pragma unroll
@@ -109,6 +109,7 @@ class ForwardConsumer {
 
   TK_DEVICE_METHOD void begin_tile() {
     tile_ = tile_at(state_.q);
+    head_ = philox_head(a_.dropout, tile_.b, tile_.h);
     o_.clear();
     softmax_.clear();
   }
@@ -247,6 +248,7 @@ class ForwardConsumer {
   PingPong<kConsumers> ping_pong_;
   ForwardPipelineStates<Shape> state_;
   WorkTile tile_;  // for the main loop; its end reads shared memory, which saves registers
+  PhiloxHead head_;
   Accumulator<1, kN / 8> s_;
   Fragment<Element> weights_[kN / 16];
   Accumulator<1, Shape::OTile::kWidth / 8> o_;

@@ -144,7 +144,7 @@ void launch_backward(const BackwardParams& p, const LaunchArgs& launch, void* wo
   const int64_t ctas = sizes.key_programs * sizes.splits;
   if (ctas > 0 && a.dropout.seed) {
     TK_LAUNCH((sm90::dropout_backward_kernel<Element, kWidth, kVWidth>), grid(ctas),
-              Shape::kTile.threads(), Shape::kBytes + DropoutMask<Shape>::kBytes, launch.stream, a);
+              Shape::kTile.threads(), Shape::kBytes, launch.stream, a);
   } else if (ctas > 0) {
     TK_LAUNCH((sm90::backward_kernel<Element, kWidth, kVWidth>), grid(ctas), Shape::kTile.threads(),
               Shape::kBytes, launch.stream, a);

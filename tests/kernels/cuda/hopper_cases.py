@@ -58,7 +58,7 @@ HOPPER_CASES = (
     Case(name="wide-everything", H_q=4, H_kv=2, M=150, N=200, D=192, D_v=128,
          mask=(_lengths(200), Dense("1hmn")), softcap=2.0, dlse=True),
     Case(name="dropout-queries", B=1, H_q=1, H_kv=1, M=600, N=130, D=16, D_v=16, dropout_p=0.1),
-    Case(name="dropout-128", B=1, H_q=4, H_kv=2, M=200, N=270, D=128, D_v=128, dropout_p=0.2,
+    Case(name="dropout-128", B=1, H_q=6, H_kv=2, M=200, N=270, D=128, D_v=128, dropout_p=0.2,
          mask=CAUSAL_END),
     Case(name="dropout-192", H_q=2, H_kv=2, M=140, N=150, D=192, D_v=104, dropout_p=0.5,
          softcap=2.0),

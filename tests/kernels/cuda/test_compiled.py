@@ -58,11 +58,11 @@ WIDTHS = {prefix: widths for prefix, (_, widths) in PRODUCTS.items()} | {"linear
 
 MAX_HOPPER_SPILLS = {
     "backward_kernel": {64: 36, 128: 36, 192: 36},
-    "dropout_backward_kernel": {64: 650, 128: 420, 192: 540, 256: 44},
+    "dropout_backward_kernel": {64: 610, 128: 210, 192: 290},
     "forward_kernel": {64: 64},
 }
 """Bytes, by width. Without dropout: a few values, in the forward pass addresses that only rare
-branches load. With dropout the consumers have fewer registers (docs/hopper.md)."""
+branches load. With dropout also bits and keys of the mask."""
 
 EXAMPLE = """
 ptxas info    : 0 bytes gmem
@@ -371,10 +371,26 @@ def test_way_to_an_operation_avoids_the_rest() -> None:
 BOUNDS = {
     ("bfloat16-64", "sm_90"): {"forward_kernel": 1110, "backward_kernel": 1200},
     ("bfloat16-128", "sm_90"): {"forward_kernel": 790, "backward_kernel": 1000},
-    ("bfloat16-64-64", HOPPER_CODE): {"forward_kernel": 460, "backward_kernel": 830},
-    ("bfloat16-128-128", HOPPER_CODE): {"forward_kernel": 480, "backward_kernel": 500},
-    ("bfloat16-192-128", HOPPER_CODE): {"forward_kernel": 500, "backward_kernel": 700},
-    ("bfloat16-256-256", HOPPER_CODE): {"forward_kernel": 370, "backward_kernel": 490},
+    ("bfloat16-64-64", HOPPER_CODE): {
+        "forward_kernel": 460,
+        "backward_kernel": 830,
+        "dropout_backward_kernel": 1450,
+    },
+    ("bfloat16-128-128", HOPPER_CODE): {
+        "forward_kernel": 480,
+        "backward_kernel": 500,
+        "dropout_backward_kernel": 810,
+    },
+    ("bfloat16-192-128", HOPPER_CODE): {
+        "forward_kernel": 500,
+        "backward_kernel": 700,
+        "dropout_backward_kernel": 1130,
+    },
+    ("bfloat16-256-256", HOPPER_CODE): {
+        "forward_kernel": 370,
+        "backward_kernel": 490,
+        "dropout_backward_kernel": 650,
+    },
 }
 """Instructions per warp and tile that is not masked, by unit: some 5% above the counts in
 docs/cuda.md and docs/hopper.md. Mask tests or options on this path would exceed them."""
@@ -382,6 +398,9 @@ docs/cuda.md and docs/hopper.md. Mask tests or options on this path would exceed
 MAX_MOVED_ADDRESSES = 16
 """R2UR, which moves an address or a state to a uniform register, on this path of Hopper's kernels:
 in the wrong order of products there were 108 (docs/hopper.md, section 4)."""
+
+MAX_SPILLS_WITH_DROPOUT = 36
+"""Spilled values that this path stores and loads; without dropout there are none."""
 
 
 @pytest.mark.exhaustive
@@ -395,7 +414,8 @@ def test_main_loops_are_within_bounds(variant: str, architecture: str) -> None:
         loop = loops[kernel, architecture]
         assert len(loop) <= bound, kernel
         if architecture == HOPPER_CODE:
-            assert loop.counts["LDL"] == loop.counts["STL"] == 0, f"{kernel} spills"
+            most = MAX_SPILLS_WITH_DROPOUT if kernel == "dropout_backward_kernel" else 0
+            assert loop.counts["LDL"] + loop.counts["STL"] <= most, f"{kernel} spills"
             assert loop.counts["R2UR"] <= MAX_MOVED_ADDRESSES, kernel
 
 

@@ -240,7 +240,7 @@ EVERYTHING: dict[str, Any] = {
 }
 EVERYTHING_KEYS = {**EVERYTHING, "relative": keys(table=floats(H, 9))}
 WIDE = {**EVERYTHING, "relative": relative_keys(empty(H, 9, 128), table=floats(H, 9), lowest=-4)}
-DROPOUT_PART = {"dropout_row": 37, "dropout_column": 64, "dropout_head": 1}
+DROPOUT_PART = {"dropout_row": 48, "dropout_column": 64, "dropout_head": 1}
 
 ALWAYS = {"forward_kernel", "bwd_preprocess_kernel", "bwd_dkdv_kernel", "bwd_dq_kernel"}
 LISTS = ALWAYS | {"block_mask_kernel", "list_kernel"}

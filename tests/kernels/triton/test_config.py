@@ -27,8 +27,8 @@ def problem(device: torch.device, D: int, dtype: torch.dtype = torch.float16) ->
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
 @pytest.mark.parametrize("element_size", [2, 4])
-def test_key_blocks_have_a_size_that_dropout_supports(chip: config.Chip, element_size: int) -> None:
-    """16, 32 or a multiple of 64 keys (kernels/dropout.py), and powers of 2 for Triton."""
+def test_blocks_have_a_size_that_dropout_supports(chip: config.Chip, element_size: int) -> None:
+    """Multiples of 16 queries and keys (kernels/dropout.py), and powers of 2 for Triton."""
     for kernel in KERNELS:
         for columns in WIDTHS:
             tile = config.tile(kernel, chip, element_size, columns)
