@@ -182,33 +182,19 @@ void read_shared(Store& store) {
   }
 }
 
-template <typename T, typename To, typename From>
-void add_as(unsigned char* global, const unsigned char* data, To to_float, From from_float) {
-  T sum, term;
-  memcpy(&sum, global, sizeof sum);
-  memcpy(&term, data, sizeof term);
-  sum = from_float(to_float(sum) + to_float(term));
-  memcpy(global, &sum, sizeof sum);
-}
-
 void write_global(const Store& store) {
-  const cuda::TensorBox& tensor = store.transfer.tensor;
-  const auto type = tensor.rank ? tensor.type : cuda::TensorType::kFloat;
-  const auto as_float = [](auto x) { return cuda::to_float(x); };
   for_each_row(store.transfer, [&](unsigned char* global, size_t offset, size_t count) {
     const unsigned char* data = store.data.data() + offset;
     if (!store.add) {
       memcpy(global, data, count);
       return;
     }
-    for (size_t n = 0; n < count; n += cuda::element_bytes(type)) {
-      if (type == cuda::TensorType::kFloat) {
-        add_as<float>(global + n, data + n, as_float, cuda::to_element<float>);
-      } else if (type == cuda::TensorType::kHalf) {
-        add_as<cuda::Half>(global + n, data + n, as_float, cuda::to_element<cuda::Half>);
-      } else {
-        add_as<cuda::BFloat16>(global + n, data + n, as_float, cuda::to_element<cuda::BFloat16>);
-      }
+    for (size_t n = 0; n < count; n += sizeof(float)) {
+      float sum, term;
+      memcpy(&sum, global + n, sizeof sum);
+      memcpy(&term, data + n, sizeof term);
+      sum += term;
+      memcpy(global + n, &sum, sizeof sum);
     }
   });
 }
@@ -245,10 +231,6 @@ namespace tk::cuda {
 
 using namespace emulator;
 
-void prefetch_tensor_map(const TensorMap& map, Site site) {
-  if (decode(map).rank == 0) fail(site, "prefetch.tensormap: not a tensor map");
-}
-
 void load_tensor(void* shared, const TensorMap& map, uint64_t* barrier, const int* at, int rank,
                  Site site) {
   constexpr const char* kName = "cp.async.bulk.tensor";
@@ -260,8 +242,7 @@ void load_bulk(void* shared, const void* global, uint32_t bytes, uint64_t* barri
   issue_load(bulk_transfer(shared, global, bytes, kName, site), barrier, kName);
 }
 
-void store_tensor(const TensorMap& map, const void* shared, const int* at, int rank, bool add,
-                  Site site) {
+void store_tensor(const TensorMap& map, const void* shared, const int* at, int rank, Site site) {
   const Transfer transfer = tensor_transfer(map, shared, at, rank, "cp.async.bulk.tensor", site);
   const uint64_t row = transfer.tensor.size[0] * cuda::element_bytes(transfer.tensor.type);
   if (row % kChunk != 0) {
@@ -272,11 +253,7 @@ void store_tensor(const TensorMap& map, const void* shared, const int* at, int r
   for (int n = 0; n < rank; ++n) {
     if (at[n] < 0) fail(site, "cp.async.bulk.tensor: a store at coordinate %d", at[n]);
   }
-  issue_store(transfer, add);
-}
-
-void store_bulk(void* global, const void* shared, uint32_t bytes, Site site) {
-  issue_store(bulk_transfer(shared, global, bytes, "cp.async.bulk", site), false);
+  issue_store(transfer, false);
 }
 
 void add_bulk(float* global, const void* shared, uint32_t bytes, Site site) {

@@ -32,28 +32,7 @@ void run_store(uint32_t, void* const* operands) {
   }
 }
 
-void run_store_transposed(uint32_t, void* const* operands) {
-  for (int lane = 0; lane < kWarp; ++lane) {
-    const auto& mine = *static_cast<MatrixStore*>(operands[lane]);
-    for (int matrix = 0; matrix < 4; ++matrix) {
-      uint16_t pair[2];
-      memcpy(pair, mine.x + matrix, sizeof pair);
-      for (int n = 0; n < 2; ++n) {
-        const auto& to = *static_cast<MatrixStore*>(operands[matrix * 8 + lane % 4 * 2 + n]);
-        store(to.row + lane / 4 * 2, pair + n, 2, lane, mine.site);
-      }
-    }
-  }
-}
-
 const Collective kStore{"stmatrix", run_store, true};
-const Collective kStoreTransposed{"stmatrix.trans", run_store_transposed, true};
-
-void store_matrices(const Collective& collective, void* shared_row, const uint32_t* x, Site site) {
-  check_shared(shared_row, 16, 16, collective.name, site);
-  MatrixStore operand{static_cast<unsigned char*>(shared_row), x, site};
-  warp_collective(collective, kAllLanes, &operand, site);
-}
 
 }  // namespace
 
@@ -62,11 +41,9 @@ void store_matrices(const Collective& collective, void* shared_row, const uint32
 namespace tk::cuda {
 
 void store_matrices(void* shared_row, const uint32_t (&x)[4], Site site) {
-  emulator::store_matrices(emulator::kStore, shared_row, x, site);
-}
-
-void store_matrices_transposed(void* shared_row, const uint32_t (&x)[4], Site site) {
-  emulator::store_matrices(emulator::kStoreTransposed, shared_row, x, site);
+  emulator::check_shared(shared_row, 16, 16, emulator::kStore.name, site);
+  emulator::MatrixStore operand{static_cast<unsigned char*>(shared_row), x, site};
+  emulator::warp_collective(emulator::kStore, emulator::kAllLanes, &operand, site);
 }
 
 }  // namespace tk::cuda

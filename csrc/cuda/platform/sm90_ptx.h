@@ -82,10 +82,6 @@ TK_DEVICE void named_barrier_arrive(int barrier, int threads) {
 // otherwise. Coordinates are those of the first element of the box, innermost first. Elements
 // outside the tensor are read as zero, count towards the mbarrier's bytes, and are not written.
 
-TK_DEVICE void prefetch_tensor_map(const TensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-
 #define TK_LOAD_TENSOR(rank, coordinates, ...)                                                  \
   asm volatile("cp.async.bulk.tensor." #rank                                                    \
                "d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {" coordinates \
@@ -111,40 +107,29 @@ TK_DEVICE void load_tensor(void* shared, const TensorMap& map, uint64_t* barrier
   }
 }
 
-#define TK_STORE_TENSOR(instruction, rank, coordinates, ...)                                    \
-  asm volatile(instruction "." #rank "d.global.shared::cta" TK_STORE_KIND " [%0, {" coordinates \
-                           "}], [%1];" ::"l"(&map),                                             \
-               "r"(shared_address(shared)), __VA_ARGS__                                         \
+#define TK_STORE_TENSOR(rank, coordinates, ...)                                                   \
+  asm volatile("cp.async.bulk.tensor." #rank "d.global.shared::cta.bulk_group [%0, {" coordinates \
+               "}], [%1];" ::"l"(&map),                                                           \
+               "r"(shared_address(shared)), __VA_ARGS__                                           \
                : "memory")
-#define TK_STORE_EVERY_RANK(instruction)                                                      \
-  static_assert(kRank >= 1 && kRank <= kTensorRank);                                          \
-  if constexpr (kRank == 1) {                                                                 \
-    TK_STORE_TENSOR(instruction, 1, "%2", "r"(at[0]));                                        \
-  } else if constexpr (kRank == 2) {                                                          \
-    TK_STORE_TENSOR(instruction, 2, "%2, %3", "r"(at[0]), "r"(at[1]));                        \
-  } else if constexpr (kRank == 3) {                                                          \
-    TK_STORE_TENSOR(instruction, 3, "%2, %3, %4", "r"(at[0]), "r"(at[1]), "r"(at[2]));        \
-  } else if constexpr (kRank == 4) {                                                          \
-    TK_STORE_TENSOR(instruction, 4, "%2, %3, %4, %5", "r"(at[0]), "r"(at[1]), "r"(at[2]),     \
-                    "r"(at[3]));                                                              \
-  } else {                                                                                    \
-    TK_STORE_TENSOR(instruction, 5, "%2, %3, %4, %5, %6", "r"(at[0]), "r"(at[1]), "r"(at[2]), \
-                    "r"(at[3]), "r"(at[4]));                                                  \
+
+template <int kRank>
+TK_DEVICE void store_tensor(const TensorMap& map, const void* shared, const int (&at)[kRank]) {
+  static_assert(kRank >= 1 && kRank <= kTensorRank);
+  if constexpr (kRank == 1) {
+    TK_STORE_TENSOR(1, "%2", "r"(at[0]));
+  } else if constexpr (kRank == 2) {
+    TK_STORE_TENSOR(2, "%2, %3", "r"(at[0]), "r"(at[1]));
+  } else if constexpr (kRank == 3) {
+    TK_STORE_TENSOR(3, "%2, %3, %4", "r"(at[0]), "r"(at[1]), "r"(at[2]));
+  } else if constexpr (kRank == 4) {
+    TK_STORE_TENSOR(4, "%2, %3, %4, %5", "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]));
+  } else {
+    TK_STORE_TENSOR(5, "%2, %3, %4, %5, %6", "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]),
+                    "r"(at[4]));
   }
+}
 
-#define TK_STORE_KIND ".bulk_group"
-template <int kRank>
-TK_DEVICE void store_tensor(const TensorMap& map, const void* shared,
-                            const int (&at)[kRank]){TK_STORE_EVERY_RANK("cp.async.bulk.tensor")}
-#undef TK_STORE_KIND
-
-#define TK_STORE_KIND ".add.bulk_group"
-template <int kRank>
-TK_DEVICE void add_tensor(const TensorMap& map, const void* shared, const int (&at)[kRank]){
-    TK_STORE_EVERY_RANK("cp.reduce.async.bulk.tensor")}
-#undef TK_STORE_KIND
-
-#undef TK_STORE_EVERY_RANK
 #undef TK_STORE_TENSOR
 #undef TK_LOAD_TENSOR
 
@@ -155,13 +140,6 @@ TK_DEVICE void load_bulk(void* shared, const void* global, uint32_t bytes, uint6
           "r"(shared_address(shared)),
       "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
-}
-
-TK_DEVICE void store_bulk(void* global, const void* shared, uint32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
-                   __cvta_generic_to_global(global)),
-               "r"(shared_address(shared)), "r"(bytes)
-               : "memory");
 }
 
 TK_DEVICE void add_bulk(float* global, const void* shared, uint32_t bytes) {
@@ -223,13 +201,6 @@ TK_DEVICE void release_registers() {
 // The inverse of load_matrices.
 TK_DEVICE void store_matrices(void* shared_row, const uint32_t (&x)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                   shared_address(shared_row)),
-               "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
-               : "memory");
-}
-
-TK_DEVICE void store_matrices_transposed(void* shared_row, const uint32_t (&x)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
                    shared_address(shared_row)),
                "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
                : "memory");

@@ -138,11 +138,6 @@ struct SharedCursor {
     tiles += Tile::kBytes;
     return tile;
   }
-  TK_DEVICE_METHOD float* floats(int count) {
-    float* const first = reinterpret_cast<float*>(tiles);
-    tiles += count * sizeof(float);
-    return first;
-  }
 };
 
 // Releases a stage on behalf of one warp, after all of its lanes have read it.

@@ -31,9 +31,7 @@ TK_DEVICE void named_barrier_arrive(int barrier, int threads, Site site = Site::
 
 void load_tensor(void* shared, const TensorMap& map, uint64_t* barrier, const int* at, int rank,
                  Site site);
-void store_tensor(const TensorMap& map, const void* shared, const int* at, int rank, bool add,
-                  Site site);
-void prefetch_tensor_map(const TensorMap& map, Site site = Site::here());
+void store_tensor(const TensorMap& map, const void* shared, const int* at, int rank, Site site);
 
 template <int kRank>
 TK_DEVICE void load_tensor(void* shared, const TensorMap& map, uint64_t* barrier,
@@ -44,18 +42,11 @@ TK_DEVICE void load_tensor(void* shared, const TensorMap& map, uint64_t* barrier
 template <int kRank>
 TK_DEVICE void store_tensor(const TensorMap& map, const void* shared, const int (&at)[kRank],
                             Site site = Site::here()) {
-  store_tensor(map, shared, at, kRank, false, site);
-}
-
-template <int kRank>
-TK_DEVICE void add_tensor(const TensorMap& map, const void* shared, const int (&at)[kRank],
-                          Site site = Site::here()) {
-  store_tensor(map, shared, at, kRank, true, site);
+  store_tensor(map, shared, at, kRank, site);
 }
 
 void load_bulk(void* shared, const void* global, uint32_t bytes, uint64_t* barrier,
                Site site = Site::here());
-void store_bulk(void* global, const void* shared, uint32_t bytes, Site site = Site::here());
 void add_bulk(float* global, const void* shared, uint32_t bytes, Site site = Site::here());
 
 TK_DEVICE void add_to(float* global, const float4& x, Site site = Site::here()) {
@@ -92,6 +83,5 @@ TK_DEVICE void release_registers(Site site = Site::here()) {
 }
 
 void store_matrices(void* shared_row, const uint32_t (&x)[4], Site site = Site::here());
-void store_matrices_transposed(void* shared_row, const uint32_t (&x)[4], Site site = Site::here());
 
 }  // namespace tk::cuda
