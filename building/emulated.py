@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from building.cuda import LINEAR_OPERATORS, OPERATORS, hopper_units, kernel_units, linear_units
-from building.host import stable_abi
+from building.host import CUDA_FAST_PATH, PYTHON, READERS, stable_abi
 from building.tools import Torch
 from building.unit import Unit
 
@@ -64,6 +64,8 @@ class Emulation:
             *kernel_units("c++", kernels, self.is_complete),
             *((*hopper_units("c++", kernels), *linear) if self.is_complete else ()),
             *(Unit(source, operators) for source in (OPERATORS, EMULATOR_OPERATORS)),
+            Unit(CUDA_FAST_PATH, (*operators, *PYTHON)),
+            Unit(READERS, PYTHON),
             Unit("csrc/bindings/operator_call.cpp", stable_abi(torch)),
             Unit("csrc/bindings/linear_call.cpp", stable_abi(torch)),
             Unit("csrc/bindings/tensors.cpp", stable_abi(torch)),

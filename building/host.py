@@ -8,6 +8,12 @@ from dataclasses import dataclass
 from building.tools import MINIMUM_TORCH, Torch
 from building.unit import Unit
 
+READERS = "csrc/bindings/fast_path/readers.cpp"
+CUDA_FAST_PATH = "csrc/bindings/cuda_fast_path.cpp"
+
+PYTHON = ("-isystem", sysconfig.get_path("include"))
+"""Compiler flags of a unit that includes headers of Python."""
+
 INCLUDE = "-Icsrc"
 """Includes are relative to csrc/. ninja runs in the root of the project."""
 
@@ -73,21 +79,22 @@ def host_units(
 ) -> tuple[Unit, ...]:
     """All units except those of CUDA, in link order. `about_cuda`: definitions for build_info()."""
     minimum = ".".join(map(str, MINIMUM_TORCH))
-    python = ("-isystem", sysconfig.get_path("include"))
     abi = sysconfig.get_config_var("SOABI")  # other Pythons have objects of their own
+    direct_calls = (*stable_abi(torch), *PYTHON)
     return (
         Unit(
             "csrc/bindings/module.cpp",
             (
-                *(*python, "-isystem", pybind11_include),
+                *(*PYTHON, "-isystem", pybind11_include),
                 f'-DTK_TORCH_VERSION="{torch.version}"',
                 f'-DTK_MINIMUM_TORCH_VERSION="{minimum}"',
                 *about_cuda,
             ),
             abi,
         ),
-        Unit("csrc/bindings/fast_path/functions.cpp", python, abi),
-        Unit("csrc/bindings/fast_path/readers.cpp", python, abi),
+        Unit("csrc/bindings/fast_path/functions.cpp", PYTHON, abi),
+        Unit(READERS, PYTHON, abi),
+        *((Unit(CUDA_FAST_PATH, direct_calls, abi),) if about_cuda else ()),
         *operator_units(machine, torch),
     )
 

@@ -3,6 +3,7 @@
 Its operators are registered as torch.ops.transformer_kernels.*.
 """
 
+from collections.abc import Callable
 from typing import Literal, TypedDict
 
 from torch import Tensor
@@ -88,6 +89,12 @@ def direct_backward(
 ) -> str | None:
     """Writes dq, dk and dv. Returns the reason if it declines the call, with nothing written.
     Packed sequences and caches are not supported."""
+
+cuda_functions: tuple[Callable[..., str | None], Callable[..., str | None]]
+"""Direct calls of the CUDA kernels; missing if none are built. Both begin with the arguments q, k,
+v, scores, mask and layout. The forward call continues with o and row_stats, the backward call with
+o, row_stats, do, dq, dk, dv and deterministic. They launch the kernels on the current stream, or
+return the reason why they decline the call, with nothing launched."""
 
 def release_workspace() -> None:
     """Frees the workspace that is kept between calls (csrc/common/workspace.h)."""

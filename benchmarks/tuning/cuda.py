@@ -156,7 +156,7 @@ def build(tiles: Tiles, original: libraries.Original) -> dict[str, Path]:
 
 def use_library(device: torch.device, namespace: str) -> None:
     """Runs the operators of a library that is loaded into this process, from now on."""
-    cuda_support.libraries[device.type].operators = getattr(torch.ops, namespace)
+    cuda_support.libraries[device.type].use(namespace)
 
 
 def runs_kernels(library: Library, group: Group) -> bool:

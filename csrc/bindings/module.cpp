@@ -32,7 +32,10 @@ std::string compiler() {
 }
 
 // Defined by setup.py if CUDA kernels are built.
-#ifndef TK_CUDA_VERSION
+#ifdef TK_CUDA_VERSION
+constexpr bool kHasCuda = true;
+#else
+constexpr bool kHasCuda = false;
 #define TK_CUDA_VERSION ""
 #define TK_CUDA_ARCHITECTURES ""
 #endif
@@ -87,4 +90,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("want_poison", &tk::want_poison, py::arg("wanted"), py::pos_only());
   module.def("poisoned_bytes", &tk::poisoned_bytes);
   if (!tk::add_direct_functions(module.ptr())) throw py::error_already_set();
+  if constexpr (kHasCuda) {
+    module.attr("cuda_functions") = py::reinterpret_steal<py::tuple>(tk_cuda_functions());
+  }
 }

@@ -44,6 +44,8 @@ struct Settings {
   int aimed_ctas = 0;
   // CPU time without a yield after which a thread is reported as an endless loop.
   int timeout_seconds = 20;
+  // False: launches do nothing, so that the host's part of a call can be timed.
+  bool runs_kernels = true;
   // Limit of the dynamic shared memory of a launch; sm_90 has 227 KiB.
   size_t max_shared_bytes = 227 * 1024;
 };

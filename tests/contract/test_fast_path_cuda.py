@@ -18,9 +18,14 @@ from torch.utils.checkpoint import checkpoint
 import transformer_kernels as tk
 from tests.contract.test_fast_path import PassThroughMode, Subclass, assert_same
 from tests.support import emulator
+from tests.support.operators import assert_declined_if_changed
 from tests.support.runtime import freed, misaligned
+from transformer_kernels.backends.native import cuda_support
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.dispatch import fast_path
+from transformer_kernels.masks.resolved import ALL_VISIBLE
+from transformer_kernels.problem.layout import DENSE
+from transformer_kernels.scores.options import PLAIN_SCORES
 
 pytestmark = pytest.mark.skipif(
     emulator.unavailable_reason() is not None, reason=str(emulator.unavailable_reason())
@@ -59,6 +64,25 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     monkeypatch.setattr(fast_path, "plain_attention", recorded)
     return answers
+
+
+@pytest.fixture
+def direct(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """Records the results of direct calls: None, or the reason why they were declined."""
+    results: list[str | None] = []
+    library = cuda_support.libraries["cpu"]
+    assert library.direct is not None
+
+    def recorded(call: Callable[..., str | None]) -> Callable[..., str | None]:
+        def record(*arguments: Any) -> str | None:
+            results.append(call(*arguments))
+            return results[-1]
+
+        return record
+
+    forward, backward = map(recorded, library.direct)
+    monkeypatch.setattr(library, "direct", (forward, backward))
+    return results
 
 
 def qkv(dtype: torch.dtype = torch.float32, H_kv: int = H, D_v: int = D) -> list[Tensor]:
@@ -197,12 +221,71 @@ def test_lengths_modified_before_backward_raise() -> None:
         o.sum().backward()
 
 
-def test_profiles_contain_the_operators(calls: list[bool]) -> None:
+def test_profiles_contain_the_operators(calls: list[bool], direct: list[str | None]) -> None:
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         step(qkv())
     names = {str(event.name).rpartition("::")[2] for event in profiler.events()}
     assert {"attention_forward", "attention_backward"} <= names
     assert calls == [True]
+    assert direct == []
+
+
+STRIDED = "a tensor whose rows are not contiguous"
+DIRECT: dict[str, tuple[dict[str, Any], list[str | None]]] = {
+    "full": ({}, [None, None]),
+    "causal": ({"mask": tk.Mask.causal()}, [None, None]),
+    "dropout": ({"dropout_p": 0.3}, [None, None]),
+    "padding": ({"mask": MASKS["padding"]}, [None]),
+    "dense": ({"mask": MASKS["dense"]}, ["a mask of tensors"]),
+}
+"""Calls, and the results of their direct calls. Masks with tensors take the operator forward."""
+
+
+@pytest.mark.parametrize("name", DIRECT)
+def test_direct_calls(name: str, direct: list[str | None]) -> None:
+    options, results = DIRECT[name]
+    step(qkv(), **options)
+    assert direct == results
+    with torch.autocast("cpu", torch.bfloat16):
+        step(qkv(torch.bfloat16), **options)
+    assert direct == 2 * results
+
+
+def test_direct_calls_are_declined(direct: list[str | None]) -> None:
+    q, k, v = qkv()
+    attention(q, k.detach().mT.contiguous().mT, v)
+    assert direct == [STRIDED]
+    attention(q, k, qkv(D_v=24)[2])
+    assert direct[1:] == ["v has another width than q"]
+    for do in (torch.ones(()).expand(B, H, M, D), torch.randn(D, M, H, B).permute(3, 2, 1, 0)):
+        have = torch.autograd.grad(attention(q, k, v), (q, k, v), do)
+        with PassThroughMode():
+            want = torch.autograd.grad(attention(q, k, v), (q, k, v), do)
+        assert_same(list(have), list(want))
+    assert direct[2:] == [None, STRIDED, STRIDED] * 2  # the mode is off in the backward pass
+
+
+def test_direct_calls_in_deterministic_mode(direct: list[str | None]) -> None:
+    x = qkv()
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert_same(step(x), step(x))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert direct == [None] * 4
+
+
+@pytest.mark.parametrize("damage", [freed, misaligned, functools.partial(Tensor.to, device="meta")])
+def test_direct_calls_decline_tensors_without_memory(damage: Callable[[Tensor], Tensor]) -> None:
+    calls = cuda_support.libraries["cpu"].direct
+    assert calls is not None
+    q, k, v = (torch.randn(B, H, N, D) for _ in range(3))
+    o, row_stats = torch.empty_like(q), torch.empty(2, B, H, N)
+    options = (PLAIN_SCORES._replace(dropout_p=0.5, seed=torch.tensor(3)), ALL_VISIBLE, DENSE)
+    gradients = map(torch.empty_like, (q, k, v))
+    assert_declined_if_changed(calls[0], (q, k, v, *options, o, row_stats), damage)
+    backward = (q, k, v, *options, o, row_stats, torch.randn_like(o), *gradients, True)
+    assert_declined_if_changed(calls[1], backward, damage)
 
 
 INTERCEPTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {

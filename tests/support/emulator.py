@@ -6,6 +6,7 @@ tensors. See docs/emulator.md.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 from collections.abc import Iterator
@@ -43,10 +44,6 @@ def install() -> None:
 
 
 class _Emulated(cuda_support.Library):
-    def __init__(self, namespace: str) -> None:
-        super().__init__(namespace)
-        self.namespace = namespace
-
     def reason_against(self, device: torch.device) -> str | None:
         return None
 
@@ -56,7 +53,7 @@ def emulate(namespace: str | None) -> None:
     if namespace is None:
         cuda_support.libraries.pop("cpu", None)
     else:
-        cuda_support.libraries["cpu"] = _Emulated(namespace)
+        cuda_support.libraries["cpu"] = _Emulated(namespace, _direct_calls.get(namespace))
     fast_path.checked_sizes.cache_clear()  # it remembers which devices have kernels
 
 
@@ -104,6 +101,11 @@ def aimed_ctas(count: int) -> AbstractContextManager[None]:
     return _set("aimed_ctas", count)
 
 
+def without_kernels() -> AbstractContextManager[None]:
+    """Context in which launches do nothing: results are arbitrary, and only the host takes time."""
+    return _set("runs_kernels", 0)
+
+
 def latest_launch() -> str:
     return str(_operators().latest_launch())
 
@@ -125,12 +127,20 @@ def _operators() -> Any:
 
 
 _loaded: list[str] = []
+_direct_calls: dict[str, cuda_support.DirectCalls] = {}
+"""Those of loaded libraries, by namespace. None of libraries that report races: direct calls do not
+declare the memory that kernels may access."""
 
 
 @functools.cache
 def load(config: Emulation) -> str:
     """Builds the library and registers its operators. Returns their namespace."""
-    torch.ops.load_library(build(config))
+    path = build(config)
+    torch.ops.load_library(path)
+    if not config.races:
+        functions = ctypes.PyDLL(str(path)).tk_cuda_functions
+        functions.restype = ctypes.py_object
+        _direct_calls[config.library] = functions()
     register_attention(config.library)
     register_compiled(LINEAR, config.library)
     _loaded.append(config.library)

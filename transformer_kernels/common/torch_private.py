@@ -147,7 +147,12 @@ def calls_are_observed() -> bool:
 
     Direct calls must not be used then. Requires an empty MISSING_FOR_FAST_PATH.
     """
-    return calls_are_transformed() or _autocast_is_enabled() or _profiler_is_enabled()
+    return operators_are_observed() or _autocast_is_enabled()
+
+
+def operators_are_observed() -> bool:
+    """The same without autocast, for calls whose tensors have been cast."""
+    return calls_are_transformed() or _profiler_is_enabled()
 
 
 def autocast_is_enabled() -> bool:

@@ -158,15 +158,17 @@ _apply = torch_private.apply_of(FusedAttention)
 def attach_plain(
     backend: Kernels,
     problem: Problem,
+    computed: Outputs | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     names: _Names,
     *options: Tensor,
 ) -> Tensor:
-    """Runs the forward kernel; returns o with its backward pass. For the fast path: no transform,
-    no inference tensors, and `options` are all tensors of the problem, by `names`."""
-    o: Tensor = _apply(backend, problem, True, names, None, q, k, v, *options)
+    """Runs the forward kernel unless its outputs are `computed`; returns o with its backward pass.
+    For the fast path: no transform, no inference tensors, and `options` are all tensors of the
+    problem, by `names`."""
+    o: Tensor = _apply(backend, problem, True, names, computed, q, k, v, *options)
     return o
 
 

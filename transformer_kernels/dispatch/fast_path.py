@@ -4,7 +4,8 @@ The general path takes every call and names what is wrong with it. Its checks co
 kernel of a short attention. A plain call runs the same kernels with the same derivative:
 
 - on a CPU past torch's dispatcher, with the checks of the compiled readers (`native.direct`);
-- on a GPU by the operators, with what depends only on sizes and numbers checked once.
+- on a GPU in the same way if the mask has no tensors, otherwise by the operators; what depends only
+  on sizes and numbers is checked once.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from ..backends import CpuBackend, CudaBackend
 from ..backends.base import Outputs
-from ..backends.native import direct
+from ..backends.native import cuda, direct
 from ..common.storage import PLAIN_TYPES, are_plainly_stored
 from ..common.torch_private import (
     MISSING_FOR_FAST_PATH,
@@ -191,14 +192,15 @@ def _attention_on_gpu(
         seed = drawn_seed(problem.shape.device)
         scores = ScoreOptions(scale, dropout_p=dropout_p, seed=seed)
         problem = Problem(problem.shape, problem.mask, scores)
+    computed = None if windows is None else cuda.forward(problem, q, k, v)
     if not needs_grad:
-        return _CUDA.forward(problem, q, k, v).o
+        return (computed or _CUDA.forward(problem, q, k, v)).o
     if windows is None:
         o: Tensor = attach(_CUDA, problem, None, q, k, v)[0]
         return o
     if seed is None:
-        return attach_plain(_CUDA, problem, q, k, v, ())
-    return attach_plain(_CUDA, problem, q, k, v, ("seed",), seed)
+        return attach_plain(_CUDA, problem, computed, q, k, v, ())
+    return attach_plain(_CUDA, problem, computed, q, k, v, ("seed",), seed)
 
 
 def _checked_on_gpu(

@@ -1,12 +1,17 @@
-// Python functions of the CPU fast path, which bypasses torch's dispatcher.
+// Python functions of the fast paths, which bypass torch's dispatcher.
 #pragma once
 
 #include <Python.h>
 
 namespace tk {
 
-// Adds direct_forward and direct_backward. Returns false with a Python exception set
-// on failure.
+// Adds direct_forward and direct_backward, of the CPU kernels. Returns false with a Python
+// exception set on failure.
 bool add_direct_functions(PyObject* module);
 
 }  // namespace tk
+
+// Those of the CUDA kernels, in bindings/cuda_fast_path.cpp: a new tuple (forward, backward), or
+// null with a Python exception set. Exported, because the library of the emulated kernels is no
+// Python module.
+extern "C" __attribute__((visibility("default"))) PyObject* tk_cuda_functions();

@@ -4,8 +4,6 @@
 #include <cmath>
 #include <iterator>
 
-#include "bindings/fast_path/dlpack.h"
-
 namespace tk::direct {
 
 namespace {
@@ -77,10 +75,13 @@ bool read_number(PyObject* object, int64_t& to) {
   return false;
 }
 
-bool read_tensor(PyObject* object, Elements elements, View& to) {
-  if (object == Py_None) return true;
-  const bool may_be_negated = elements == Elements::kValues || elements == Elements::kStatistics;
-  return may_be_negated ? read_input(object, to) : read(object, to);
+// False for objects of other types, and if torch has no exchange table.
+bool exchange(PyObject* object, dlpack::Tensor& x) {
+  PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(object));
+  if (!torch.exchange || (type != torch.tensor && type != torch.parameter)) return false;
+  if (torch.exchange->tensor_from_object(object, &x) == 0) return true;
+  PyErr_Clear();
+  return false;
 }
 
 // The items of a named tuple; null if it is not one.
@@ -109,20 +110,20 @@ void find_torch() {
   PyErr_Clear();
 }
 
-bool read(PyObject* object, View& view) {
-  PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(object));
-  if (!torch.exchange || (type != torch.tensor && type != torch.parameter)) return false;
+dlpack::Device device_of(PyObject* object) {
   dlpack::Tensor x;
-  if (torch.exchange->tensor_from_object(object, &x) != 0) {
-    PyErr_Clear();
-    return false;
-  }
-  view = {x.data, element_of(x.dtype), x.ndim, x.shape, x.strides};
-  return x.device.type == dlpack::kCpu && x.data && x.byte_offset == 0 && x.strides &&
-         is_aligned(x) && !is_freed(object, x);
+  return exchange(object, x) ? x.device : dlpack::Device{};
 }
 
-bool read_input(PyObject* object, View& view) {
+bool Reader::read(PyObject* object, View& view) const {
+  dlpack::Tensor x;
+  if (!exchange(object, x)) return false;
+  view = {x.data, element_of(x.dtype), x.ndim, x.shape, x.strides};
+  return x.device.type == device_.type && x.device.id == device_.id && x.data &&
+         x.byte_offset == 0 && x.strides && is_aligned(x) && !is_freed(object, x);
+}
+
+bool Reader::read_input(PyObject* object, View& view) const {
   if (!read(object, view)) return false;
   PyObject* const negated = PyObject_CallMethodNoArgs(object, torch.is_neg);
   Py_XDECREF(negated);
@@ -130,14 +131,22 @@ bool read_input(PyObject* object, View& view) {
   return negated == Py_False;
 }
 
-bool read_optional(PyObject* object, View& view) { return object == Py_None || read(object, view); }
+bool Reader::read_optional(PyObject* object, View& view) const {
+  return object == Py_None || read(object, view);
+}
+
+bool Reader::read_field(PyObject* object, Elements elements, View& to) const {
+  if (object == Py_None) return true;
+  const bool may_be_negated = elements == Elements::kValues || elements == Elements::kStatistics;
+  return may_be_negated ? read_input(object, to) : read(object, to);
+}
 
 #define TK_COUNT(...) +1
 #define TK_NUMBER(type, kind, name, layouts) &&read_number(*item++, options.name)
 #define TK_TENSOR(name, elements, memory, shape, layouts) \
-  &&read_tensor(*item++, Elements::elements, options.name)
+  &&read_field(*item++, Elements::elements, options.name)
 
-bool read_options(PyObject* const* arguments, Options& options) {
+bool Reader::read_options(PyObject* const* arguments, Options& options) const {
   PyObject* const* item;
   return (item = items_of(arguments[0], TK_SCORE_FIELDS(TK_COUNT, TK_COUNT)))
              TK_SCORE_FIELDS(TK_NUMBER, TK_TENSOR) &&

@@ -29,6 +29,11 @@ int64_t set_aimed_ctas(int64_t count) {
   return std::exchange(tk::emulator::settings().aimed_ctas, static_cast<int>(count));
 }
 
+// Enables or disables the kernels; returns the previous state.
+int64_t set_runs_kernels(int64_t wanted) {
+  return std::exchange(tk::emulator::settings().runs_kernels, wanted != 0);
+}
+
 std::string latest_launch() { return tk::emulator::latest_launch(); }
 
 // Enables the race detector, for kernels compiled with -fsanitize=thread.
@@ -49,6 +54,7 @@ TK_DEFINE(TK_LIBRARY, m) {
   m.def("report_races(bool wanted) -> ()");
   m.def("set_chip(int capability) -> int");
   m.def("set_aimed_ctas(int count) -> int");
+  m.def("set_runs_kernels(int wanted) -> int");
   m.def("latest_launch() -> str");
 }
 
@@ -59,5 +65,6 @@ TK_IMPLEMENT(TK_LIBRARY, CompositeExplicitAutograd, m) {
   m.impl("report_races", TORCH_BOX(&report_races));
   m.impl("set_chip", TORCH_BOX(&set_chip));
   m.impl("set_aimed_ctas", TORCH_BOX(&set_aimed_ctas));
+  m.impl("set_runs_kernels", TORCH_BOX(&set_runs_kernels));
   m.impl("latest_launch", TORCH_BOX(&latest_launch));
 }

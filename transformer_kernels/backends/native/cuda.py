@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ...problem import Problem
-from ..base import FusedBackend
+from ...common.torch_private import MISSING_FOR_FAST_PATH, operators_are_observed
+from ...problem import Problem, Saved
+from ...problem.layout import DENSE
+from ..base import FusedBackend, Gradients, Outputs
 from . import cuda_support
 from .cuda_support import WIDTHS
 
@@ -38,3 +42,52 @@ class CudaBackend(FusedBackend):
         if problem.mask.selected is not None:
             reasons.append("Mask.selected: the cpu, triton and reference backends support it")
         return reasons
+
+    def backward(
+        self,
+        problem: Problem,
+        saved: Saved,
+        do: Tensor,
+        dlse: Tensor | None,
+        *,
+        wanted: Collection[str] = (),
+        differentiable: bool = False,
+    ) -> Gradients:
+        if dlse is None and not (wanted or differentiable) and problem.layout is DENSE:
+            direct = _direct_calls(do.device)
+            if direct is not None and (gradients := _backward(direct, problem, saved, do)):
+                return gradients
+        return super().backward(
+            problem, saved, do, dlse, wanted=wanted, differentiable=differentiable
+        )
+
+
+def _direct_calls(device: torch.device) -> cuda_support.DirectCalls | None:
+    """Returns the direct calls; None if there are none, or something may intercept an operator."""
+    direct = cuda_support.libraries[device.type].direct
+    return None if direct is None or MISSING_FOR_FAST_PATH or operators_are_observed() else direct
+
+
+def forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Outputs | None:
+    """Runs a dense problem past torch's dispatcher, which takes longer than to launch the kernels.
+
+    Returns None if the call is declined: the operator then runs it.
+    """
+    if (direct := _direct_calls(q.device)) is None:
+        return None
+    o = torch.empty_like(q)
+    row_stats = torch.empty(2, *q.shape[:3], dtype=torch.float32, device=q.device)
+    scores, mask, layout = problem.scores, problem.mask, problem.layout
+    reason = direct[0](q, k, v, scores, mask, layout, o, row_stats)
+    return Outputs(o, row_stats, None) if reason is None else None
+
+
+def _backward(
+    direct: cuda_support.DirectCalls, problem: Problem, saved: Saved, do: Tensor
+) -> Gradients | None:
+    q, k, v, o, row_stats, _ = saved
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    options = problem.scores, problem.mask, problem.layout
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    reason = direct[1](q, k, v, *options, o, row_stats, do, dq, dk, dv, deterministic)
+    return Gradients(dq, dk, dv) if reason is None else None

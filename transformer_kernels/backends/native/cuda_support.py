@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -29,11 +30,24 @@ _DRIVER = "libcuda.so.1"
 _NOT_BUILT = "the extension is built without CUDA kernels; `make build` prints the reason"
 
 
+DirectCalls = tuple[Callable[..., str | None], Callable[..., str | None]]
+"""Functions that call the forward and the backward kernels past torch's dispatcher:
+csrc/bindings/cuda_fast_path.cpp. Each returns the reason if it declines a call."""
+
+
 class Library:
     """A library of the CUDA kernels, for the devices that have them."""
 
-    def __init__(self, namespace: str) -> None:
+    def __init__(self, namespace: str, direct: DirectCalls | None = None) -> None:
+        self.namespace = namespace
+        self._own_direct = direct
+        self.use(namespace)
+
+    def use(self, namespace: str) -> None:
+        """Runs the operators of a namespace from now on: its own, or those of another build, which
+        has no direct calls."""
         self.operators = getattr(torch.ops, namespace)
+        self.direct = self._own_direct if namespace == self.namespace else None
 
     def reason_against(self, device: torch.device) -> str | None:
         """Returns the reason why the kernels cannot run on the device; None if they can."""
@@ -41,7 +55,8 @@ class Library:
         return _cuda_device_reason(device) if device.index is None else _known_reason(device)
 
 
-libraries = {"cuda": Library(NAMESPACE)}
+_direct = getattr(extension.compiled, "cuda_functions", None) if WIDTHS else None
+libraries = {"cuda": Library(NAMESPACE, _direct)}
 """By the type of the devices. Measurements and tests replace them; a backward pass runs the
 operators of the library in use when it starts."""
 
