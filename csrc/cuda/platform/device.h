@@ -48,34 +48,39 @@ inline void check(cudaError_t error, const char* what) {
 
 inline void set_device(int device) { check(cudaSetDevice(device), "cudaSetDevice"); }
 
-// Multiprocessors of the current device.
+// Multiprocessors of a device.
 struct Multiprocessors {
   int count;
   int shared_bytes;  // shared memory of one multiprocessor
 };
 
-inline Multiprocessors multiprocessors() {
+struct DeviceProperties {
+  Multiprocessors multiprocessors;
+  int compute_capability;  // 90 for 9.0
+};
+
+// Of the current device. The driver is asked once for each: every launch needs them.
+inline DeviceProperties device_properties() {
+  static std::mutex mutex;
+  static std::map<int, DeviceProperties> known;
   int device;
-  Multiprocessors all;
   check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&all.count, cudaDevAttrMultiProcessorCount, device),
-        "cudaDevAttrMultiProcessorCount");
-  check(cudaDeviceGetAttribute(&all.shared_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor,
-                               device),
-        "cudaDevAttrMaxSharedMemoryPerMultiprocessor");
-  return all;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (const auto found = known.find(device); found != known.end()) return found->second;
+  const auto attribute = [device](cudaDeviceAttr name) {
+    int value;
+    check(cudaDeviceGetAttribute(&value, name, device), "cudaDeviceGetAttribute");
+    return value;
+  };
+  const DeviceProperties properties = {{attribute(cudaDevAttrMultiProcessorCount),
+                                        attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor)},
+                                       10 * attribute(cudaDevAttrComputeCapabilityMajor) +
+                                           attribute(cudaDevAttrComputeCapabilityMinor)};
+  return known[device] = properties;
 }
 
-// Compute capability of the current device: 90 for 9.0.
-inline int compute_capability() {
-  int device, major, minor;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-        "cudaDevAttrComputeCapabilityMajor");
-  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
-        "cudaDevAttrComputeCapabilityMinor");
-  return 10 * major + minor;
-}
+inline Multiprocessors multiprocessors() { return device_properties().multiprocessors; }
+inline int compute_capability() { return device_properties().compute_capability; }
 
 template <typename... Parameters>
 int loaded_arch(const char* name, void (*kernel)(Parameters...)) {

@@ -25,6 +25,7 @@ from benchmarks.runner.run import Measurement, Run
 from benchmarks.suites import (
     cpu,
     drop_in,
+    host,
     huggingface,
     layers,
     linear,
@@ -38,6 +39,7 @@ from tests.tools.bench.example import PROVENANCE
 from tests.tools.benchmarks.measuring import BUDGET, Measure, measured, variants
 from transformer_kernels import attention as fused
 from transformer_kernels import linear_attention
+from transformer_kernels.backends.native import cuda_support
 from transformer_kernels.bench import Case, Row, usable_variants
 from transformer_kernels.bench.comparison.calls import Call, Shape
 from transformer_kernels.bench.contenders import Expected, check
@@ -124,6 +126,21 @@ def test_calls_of_models_are_measured_beside_their_ceiling(run: Run) -> None:
     rows = measured(run, partial(models._measurements, call))
     assert variants(rows) == ["naive", "sdpa", "cpu", "sum"]
     assert variants(rows, "fwd+bwd") == ["naive", "sdpa", "cpu"]
+
+
+@pytest.mark.exhaustive
+def test_host_time_of_short_calls(run: Run) -> None:
+    assert variants(measured(run, host.cpu), "fwd+bwd") == [
+        "naive",
+        "sdpa",
+        "cpu",
+        "empty function",
+    ]
+    found = variants(measured(run, host.cuda))
+    assert found == ["cuda: direct", "cuda: operators", "empty function"]
+    assert cuda_support.libraries["cpu"].direct is not None
+    x = torch.ones(1, 1, 3, 8)
+    assert torch.equal(fused(x, x, x, backend="cuda"), x), "kernels run again"
 
 
 def test_without_amx(run: Run) -> None:
