@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import geometric_mean
 from typing import Literal
 
-from benchmarks.runner.record import call_of, latest, runs_of
+from benchmarks.runner.record import call_of, runs_of
 from transformer_kernels.bench import Row
 
 Columns = Mapping[str, object]
@@ -17,22 +17,19 @@ Columns = Mapping[str, object]
 
 @dataclass(frozen=True)
 class Figure:
-    """Time of the row `over` divided by that of `under`, per visible query-key pair; or TFLOP/s."""
+    """Time of the row `over` divided by that of `under`, per visible query-key pair."""
 
     over: Row
-    under: Row | None
-    """None: the figure is the TFLOP/s of `over`"""
+    under: Row
 
     @property
     def ratio(self) -> float:
-        if self.under is None:
-            return self.over.tflops
         visible = self.over.visible / self.under.visible
         return self.over.median_ms / self.under.median_ms / visible
 
     def __str__(self) -> str:
         row = self.over
-        times = " / ".join(_time(one.median_ms) for one in (row, self.under) if one is not None)
+        times = " / ".join(_time(one.median_ms) for one in (row, self.under))
         return f"{row.dtype}, S = {row.N}, D = {row.D}, {row.case}, {row.direction}: {times}"
 
 
@@ -42,8 +39,7 @@ class Goal:
 
     name: str
     over: Columns
-    under: Columns | None
-    """None: a bound on the TFLOP/s of the rows that match `over`"""
+    under: Columns
     where: Columns = field(default_factory=dict)
     least: float = 0.0
     most: float = math.inf
@@ -55,8 +51,9 @@ class Goal:
 
         The last run of each pair counts.
         """
-        found = self._pairs(rows) if self.under is not None else self._alone(rows)
-        return sorted(found, key=lambda figure: figure.ratio, reverse=self.most < math.inf)
+        return sorted(
+            self._pairs(rows), key=lambda figure: figure.ratio, reverse=self.most < math.inf
+        )
 
     def _matches(self, row: Row) -> bool:
         return all(
@@ -64,15 +61,12 @@ class Goal:
             for name, value in {**self.where, **self.over}.items()
         )
 
-    def _alone(self, rows: Iterable[Row]) -> Iterable[Figure]:
-        return (Figure(row, None) for row in latest(rows) if self._matches(row))
-
     def _pairs(self, rows: Iterable[Row]) -> Iterable[Figure]:
         paired: dict[tuple[object, ...], Figure] = {}
         for run in reversed(runs_of(rows)):
             found = {tuple(_columns(row).values()): row for row in run}
             for key, row in found.items():
-                under = found.get(tuple((_columns(row) | dict(self.under or {})).values()))
+                under = found.get(tuple((_columns(row) | dict(self.under)).values()))
                 if under is not None and self._matches(row):
                     paired[key] = Figure(row, under)
         return paired.values()
@@ -94,7 +88,7 @@ class Goal:
 def goal(
     name: str,
     over: str | Columns,
-    under: str | Columns | None = "cpu",
+    under: str | Columns = "cpu",
     *,
     least: float = 0.0,
     most: float = math.inf,

@@ -17,7 +17,7 @@ _TITLES: dict[Direction, str] = {"fwd": "forward", "bwd": "backward"}
 def _grid(
     name: str,
     over: str,
-    under: str | None,
+    under: str,
     direction: Direction,
     *,
     least: float,
@@ -38,25 +38,23 @@ def _against(ours: str, peer: str, direction: Direction, *, least: float) -> Goa
     return _grid(f": {peer} / {ours}, mean", peer, ours, direction, least=least)
 
 
-def _over_cudnn(direction: Direction, D: int, *, least: float) -> Goal:
-    """Bound for every length from 1024 on, with and without a causal mask."""
-    name = f", D = {D}: sdpa_cudnn / cuda_sm90, worst"
+def _over_cudnn() -> Iterator[Goal]:
+    """Bound for every length from 1024 on, with and without a causal mask. A bound in TFLOP/s would
+    measure the power limit of the day: products of matrices varied by 4% from run to run."""
     lengths = (1024, 2048, 4096, 8192, 16384)
-    return _grid(name, "sdpa_cudnn", "cuda_sm90", direction, least=least, D=D, N=lengths)
-
-
-def _speeds(direction: Direction, D: int, *, full: float, causal: float) -> Iterator[Goal]:
-    for case, least in (("full", full), ("causal", causal)):
-        name = f", {case}, S = 16384, D = {D}: TFLOP/s of cuda_sm90"
-        yield _grid(name, "cuda_sm90", None, direction, least=least, case=case, N=16384, D=D)
+    for direction in _TITLES:
+        for D in (64, 128, 192, 256):
+            name = f", D = {D}: sdpa_cudnn / cuda_sm90, worst"
+            yield _grid(name, "sdpa_cudnn", "cuda_sm90", direction, least=1.0, D=D, N=lengths)
 
 
 def _masks(ours: str, *, most: float) -> Iterator[Goal]:
-    for mask in ("half padding", "window of S/8", "25% of blocks"):
+    """A window of S/8 takes 9 blocks of 128 keys where 8 would do: a bound of its own."""
+    for mask, bound in (("half padding", most), ("window of S/8", 1.25), ("25% of blocks", most)):
         for direction, title in _TITLES.items():
             name = f"{ours}, {mask}, {title}: relative time / visible fraction"
             over, under = {"case": f"masks: {mask}"}, {"case": "masks: none"}
-            yield goal(name, over, under, most=most, variant=ours, direction=direction)
+            yield goal(name, over, under, most=bound, variant=ours, direction=direction)
 
 
 def _linear(direction: Direction) -> Goal:
@@ -64,12 +62,12 @@ def _linear(direction: Direction) -> Goal:
     return goal(name, "fla", "triton", least=1.0, by="mean", case=LINEAR_SUMS, direction=direction)
 
 
-def _decode(cache: str) -> Goal:
+def _decode(cache: str, B: int = 8, N: int = 32768, *, least: float = 0.8) -> Goal:
     """Fraction of the bandwidth of a copy that moves as many bytes as decoding reads."""
-    name = f"decode, cache {cache}: fraction of a copy's bandwidth"
+    name = f"decode, {B} x {N}, cache {cache}: fraction of a copy's bandwidth"
     over = {"variant": "copy", "case": "caches: in order"}
     under = {"variant": "cuda_sm80", "case": f"caches: {cache}"}
-    return goal(name, over, under, least=0.8, N=32768, B=8)
+    return goal(name, over, under, least=least, N=N, B=B)
 
 
 # sdpa_flash uses the same instructions as cuda_sm80, sdpa_cudnn those of sm_90, which are twice as
@@ -82,15 +80,12 @@ GPU_GOALS: tuple[Goal, ...] = (
     _against("triton", "sdpa_flash", "bwd", least=1.0),
     _against("cuda_sm80", "sdpa_flash", "fwd", least=1.0),
     _against("cuda_sm80", "sdpa_flash", "bwd", least=1.0),
-    _over_cudnn("fwd", 128, least=1.05),
-    *_speeds("fwd", 128, full=720, causal=690),
-    *_speeds("fwd", 64, full=520, causal=490),
-    *_speeds("fwd", 256, full=760, causal=650),
-    _over_cudnn("bwd", 128, least=1.05),
-    *_speeds("bwd", 128, full=620, causal=590),
-    *_speeds("bwd", 64, full=490, causal=450),
+    *_over_cudnn(),
     *(one for ours, most in OURS.items() for one in _masks(ours, most=most)),
     *map(_linear, _TITLES),
-    *map(_decode, ("in order", "pages of 64", "pages of 16")),
+    _decode("in order", least=0.9),
+    *map(_decode, ("pages of 64", "pages of 16")),
+    _decode("in order", 64, 2048),
+    _decode("in order", 1, least=0.7),
 )
 """Means are geometric, over shapes and masks."""

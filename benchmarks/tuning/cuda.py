@@ -82,11 +82,6 @@ class Group(NamedTuple):
 Tiles = Mapping[Group, Mapping[str, str]]
 
 TILES: Tiles = {
-    Group("sm90", "fwd", 128, 128): {"3-stages": "{2,128,3,1,40,232}"},  # 225 KiB
-    Group("sm90", "fwd", 64, 64): {
-        "2-consumers": "{2,128,2,2,40,232}",  # 97 KiB
-        "192-keys": "{2,192,2,2,40,232}",  # 129 KiB
-    },
     Group("sm80", "bwd", 64, 64): {"64-queries": "{64,128,8,2,4,2,2}"},  # 96 KiB
     Group("sm80", "fwd", 128, 128): {
         "128-keys": "{128,128,8}",

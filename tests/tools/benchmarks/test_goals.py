@@ -65,12 +65,6 @@ def test_the_last_run_of_each_pair_counts() -> None:
     assert [figure.ratio for figure in OVER_SDPA.figures(runs)] == [3.0, 5.0]
 
 
-def test_the_last_speed_counts() -> None:
-    goal = Goal(name="", over={"variant": "cpu"}, under=None, least=700)
-    rows = [*run_on(2, timed(1.0, tflops=720.0)), *run_on(1, timed(1.0, tflops=690.0))]
-    assert [figure.ratio for figure in goal.figures(rows)] == [720.0]
-
-
 def test_the_worst_ratio_or_the_geometric_mean_is_compared() -> None:
     figures = OVER_SDPA.figures([*pair(1.0, N=1), *pair(4.0, N=2)])
     assert OVER_SDPA.measured(figures) == 1.0
@@ -98,16 +92,6 @@ def test_the_cost_of_a_mask_is_relative_to_the_visible_fraction_and_the_highest_
 def test_bounds_are_inclusive(goal: Goal, measured: float, reached: bool) -> None:
     assert goal.reached(measured) == reached
     assert goal.bound == (">= 2" if goal is OVER_SDPA else "<= 1.5")
-
-
-def test_a_speed_goal_needs_no_partner_rows_and_the_slowest_is_worst() -> None:
-    goal = Goal(name="", over={"variant": "cpu"}, under=None, where={"N": (1, 2)}, least=700)
-    rows = [timed(1.0, N=n, tflops=speed) for n, speed in ((1, 690.0), (2, 720.0), (3, 1.0))]
-    figures = goal.figures([*rows, timed(1.0, N=1, variant="sdpa", tflops=2.0)])
-    assert [figure.ratio for figure in figures] == [690.0, 720.0]
-    assert str(figures[0]) == "float16, S = 1, D = 64, causal, fwd: 1 ms"
-    assert not goal.reached(goal.measured(figures))
-    assert goal.bound == ">= 700"
 
 
 TWO_OF_SDPA = {
