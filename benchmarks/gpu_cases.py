@@ -6,6 +6,7 @@ They are created on the CPU, so that they can be listed without a GPU; `Case.to`
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -24,6 +25,7 @@ WIDTH = 2048
 
 LENGTHS = (4096, 16384, 1024, 8192, 2048, 512)
 MASKED_LENGTH = 8192
+GPT2, GPT2_DROPOUT = "GPT-2", "GPT-2, dropout 0.1"
 LINEAR = "linear"
 """Linear attention with phi = elu + 1, normalized."""
 LINEAR_SUMS = "linear: sums"
@@ -72,14 +74,18 @@ def grid_cases() -> list[Case]:
 
 def training_cases() -> list[Case]:
     """A layer of Llama 8B in small batches: 64 to 512 key blocks of 128, where the other cases have
-    2048."""
-    return [
-        Case(
-            name="Llama 8B", B=B, H_q=32, H_kv=8, M=S, N=S, D=128, D_v=128, dtype=torch.bfloat16,
-            mask=Mask.causal(), mask_name="causal",
-        )
+    2048. A layer of GPT-2, with dropout (ours alone) and without."""
+    causal: dict[str, Any] = {"mask": Mask.causal(), "mask_name": "causal", "dtype": torch.bfloat16}
+    llama = [
+        Case(name="Llama 8B", B=B, H_q=32, H_kv=8, M=S, N=S, D=128, D_v=128, **causal)
         for B, S in ((1, 2048), (2, 4096), (1, 4096), (2, 2048), (1, 1024))
-    ]  # fmt: skip
+    ]
+    gpt2 = [
+        Case(name=name, B=TOKENS // S, H_q=12, H_kv=12, M=S, N=S, dropout_p=p, **causal)
+        for S in (4096, 1024)
+        for name, p in ((GPT2, 0.0), (GPT2_DROPOUT, 0.1))
+    ]
+    return [*llama, *gpt2]
 
 
 def _full(S: int, D: int, D_v: int | None = None) -> Case:

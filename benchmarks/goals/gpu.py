@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from benchmarks.goals.goal import Goal, goal
-from benchmarks.gpu_cases import LINEAR_SUMS
+from benchmarks.gpu_cases import GPT2, GPT2_DROPOUT, LINEAR_SUMS
 from transformer_kernels.bench import Direction
 
 OURS = {"triton": 1.15, "cuda_sm80": 1.15, "cuda_sm90": 1.10}
@@ -82,6 +82,14 @@ GPU_GOALS: tuple[Goal, ...] = (
     _against("cuda_sm80", "sdpa_flash", "bwd", least=1.0),
     *_over_cudnn(),
     *(one for ours, most in OURS.items() for one in _masks(ours, most=most)),
+    goal(
+        f"{GPT2_DROPOUT}, backward: with / without",
+        {"case": GPT2_DROPOUT},
+        {"case": GPT2},
+        most=1.05,
+        variant="cuda_sm90",
+        direction="bwd",
+    ),
     *map(_linear, _TITLES),
     _decode("in order", least=0.9),
     *map(_decode, ("pages of 64", "pages of 16")),
