@@ -64,7 +64,8 @@ class Emulation:
             *kernel_units("c++", kernels, self.is_complete),
             *((*hopper_units("c++", kernels), *linear) if self.is_complete else ()),
             *(Unit(source, operators) for source in (OPERATORS, EMULATOR_OPERATORS)),
-            Unit(CUDA_FAST_PATH, (*operators, *PYTHON)),
+            # Its functions are exported: the library is no Python module.
+            Unit(CUDA_FAST_PATH, (*operators, *PYTHON, "-fvisibility=default")),
             Unit(READERS, PYTHON),
             Unit("csrc/bindings/operator_call.cpp", stable_abi(torch)),
             Unit("csrc/bindings/linear_call.cpp", stable_abi(torch)),

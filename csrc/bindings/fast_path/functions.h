@@ -12,6 +12,5 @@ bool add_direct_functions(PyObject* module);
 }  // namespace tk
 
 // Those of the CUDA kernels, in bindings/cuda_fast_path.cpp: a new tuple (forward, backward), or
-// null with a Python exception set. Exported, because the library of the emulated kernels is no
-// Python module.
-extern "C" __attribute__((visibility("default"))) PyObject* tk_cuda_functions();
+// null with a Python exception set.
+extern "C" PyObject* tk_cuda_functions();
