@@ -35,13 +35,18 @@ EVERY_MACHINE: frozenset[str] = frozenset()
 X86_64 = frozenset({"x86_64", "AMD64"})
 
 
+WITH_PRODUCTS = ("attention", "linear", "delta")
+"""Folders of csrc/cpu whose kernels multiply matrices; those of "conv" do not."""
+
+
 @dataclass(frozen=True)
 class Isa:
-    """An instruction set that the kernels.cpp of csrc/cpu are compiled for."""
+    """An instruction set that kernels of csrc/cpu are compiled for."""
 
     name: str
     flags: tuple[str, ...]
     machines: frozenset[str]
+    folders: tuple[str, ...] = (*WITH_PRODUCTS, "conv")
 
 
 # In ascending order, as are the objects on the link line: of an inline function in several objects
@@ -55,7 +60,7 @@ ISAS = (
     Isa("portable", (), EVERY_MACHINE),
     Isa("avx2", ("-mavx2", "-mfma", "-mf16c"), X86_64),
     Isa("avx512", AVX512_FLAGS, X86_64),
-    Isa("amx", (*AVX512_FLAGS, "-mamx-tile", "-mamx-bf16"), X86_64),
+    Isa("amx", (*AVX512_FLAGS, "-mamx-tile", "-mamx-bf16"), X86_64, WITH_PRODUCTS),
 )
 
 
@@ -129,6 +134,6 @@ def operator_units(
         *(
             Unit(f"csrc/cpu/{folder}/kernels.cpp", (f"-DTK_ISA={isa.name}", *isa.flags), isa.name)
             for isa in isas
-            for folder in ("attention", "conv", "linear", "delta")
+            for folder in isa.folders
         ),
     )

@@ -128,11 +128,10 @@ def build_wheel(interpreter: Interpreter, out: Path, label: str = "") -> Path:
     if not sys.platform.startswith("linux"):
         return Path(shutil.copy(built, out))
     repaired = folder / "repaired"
-    audit = [sys.executable, "-m", "auditwheel", "repair", "--strip", "--wheel-dir", str(repaired)]
+    audit = [sys.executable, "-m", "auditwheel", "repair", "--strip", "--zip-compression-level=9"]
     excluded = [argument for name in FROM_TORCH for argument in ("--exclude", name)]
-    run = subprocess.run(
-        [*audit, *excluded, str(built)], env=_environ(), capture_output=True, text=True, check=False
-    )
+    command = [*audit, *excluded, "--wheel-dir", str(repaired), str(built)]
+    run = subprocess.run(command, env=_environ(), capture_output=True, text=True, check=False)
     if run.returncode:
         print(run.stdout, run.stderr, file=sys.stderr)
         run.check_returncode()

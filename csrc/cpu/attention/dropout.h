@@ -177,10 +177,11 @@ struct PhiloxLanes {
   }
 };
 
-// The same for each key r of a tile of keys x kQueries: bit `lane` of keep[r] is set if the weight
-// is kept.
-template <typename Real, bool kPaired, int64_t kQueries>
+// For each key r of a tile of keys x kQueries: bit `lane` of keep[r] is set if the weight is kept.
+template <typename Real, int64_t kQueries>
 void dropout_bits(const Problem& p, const Block& block, uint64_t* keep) {
+  constexpr bool kPaired = kQueries > kPhiloxBlock;  // smaller tiles may have several heads
+  static_assert(kQueries <= 64 && (!kPaired || kQueries % (2 * kLanes<Real>) == 0));
   using Lanes = PhiloxLanes<Real, kPaired, kQueries>;
   using Bits = std::conditional_t<sizeof(Real) == 4, uint32_t, uint64_t>;
   constexpr int64_t W = kLanes<Real>;
@@ -213,15 +214,6 @@ void dropout_bits(const Problem& p, const Block& block, uint64_t* keep) {
       }
     }
   }
-}
-
-template <typename Real, int64_t kQueries>
-TK_INLINE void dropout_bits(const Problem& p, const Block& block, uint64_t* keep) {
-  static_assert(kQueries <= 64);
-  if constexpr (kQueries % (2 * kLanes<Real>) == 0) {
-    if (block.per_head >= kQueries) return dropout_bits<Real, true, kQueries>(p, block, keep);
-  }
-  dropout_bits<Real, false, kQueries>(p, block, keep);
 }
 
 }  // namespace tk::cpu::TK_ISA

@@ -25,8 +25,5 @@ extern const ConvKernels kConvKernels;
 namespace avx512 {
 extern const ConvKernels kConvKernels;
 }
-namespace amx {
-extern const ConvKernels kConvKernels;
-}
 
 }  // namespace tk::cpu

@@ -77,7 +77,8 @@ const Candidate kCandidates[] = {
      has_avx512},
 #endif
 #if defined(TK_HAVE_AMX)
-    {&amx::kKernels, &amx::kLinearKernels, &amx::kDeltaKernels, &amx::kConvKernels, has_amx},
+    // Convolutions multiply no matrices.
+    {&amx::kKernels, &amx::kLinearKernels, &amx::kDeltaKernels, &avx512::kConvKernels, has_amx},
 #endif
 };
 

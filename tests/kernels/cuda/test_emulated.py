@@ -271,8 +271,8 @@ def test_outputs_and_workspaces_are_poisoned() -> None:
 
     def step() -> int:
         before = emulator.poisoned_bytes()
-        o = tk.attention(q, k, v, backend="cuda")
-        torch.autograd.grad(o.sum(), (q, k, v))
+        o, lse = tk.attention(q, k, v, return_lse=True, backend="cuda")  # by the operators
+        torch.autograd.grad(o.sum() + lse.sum(), (q, k, v))
         return emulator.poisoned_bytes() - before
 
     assert step() == 0
