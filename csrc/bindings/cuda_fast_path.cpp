@@ -16,11 +16,7 @@ using namespace direct;
 using cuda::LaunchArgs;
 using cuda::OnDevice;
 
-bool has_unit_stride(const View& x) {
-  return x.dimensions != 4 || x.stride[3] == 1 || x.size[3] == 1;
-}
-
-// A dense call whose mask has no tensors.
+// A dense call without a block mask.
 struct CudaCall : DirectCall {
   Device device;
 
@@ -34,10 +30,10 @@ struct CudaCall : DirectCall {
     Reason reason = DirectCall::read(args, p);
     if (!reason.empty()) return reason;
     if (layout.kind != LayoutKind::kDense) return "a cache or packed sequences";
-    if (block_mask_shape(p, options) || options.selected) return "a mask of tensors";
+    if (block_mask_shape(p, options) || options.selected) return "a block mask";
     if (p.D != p.D_v) return "v has another width than q";
-    const bool have =
-        has_unit_stride(inputs.q) && has_unit_stride(inputs.k) && has_unit_stride(inputs.v);
+    const bool have = has_adjacent_columns(inputs.q) && has_adjacent_columns(inputs.k) &&
+                      has_adjacent_columns(inputs.v);
     return have ? Reason() : kStrided;
   }
 
@@ -46,7 +42,7 @@ struct CudaCall : DirectCall {
   PyObject* launch(const Params& params, const Bytes& workspace_of, const Launch& launch) const {
     return run_unlocked([&]() -> Reason {
       const OnDevice on(device);
-      const LaunchArgs args{{}, 0, 0, static_cast<const int64_t*>(options.seed.data), on.stream()};
+      const LaunchArgs args = cuda::launch_args(layout, options, on.stream());
       const Tensor scratch = cuda::workspace(workspace_of(params, args), device);
       launch(params, args, scratch.data_ptr());
       return {};
@@ -67,7 +63,7 @@ PyObject* forward(PyObject*, PyObject* const* args, Py_ssize_t count) {
     const bool read_all = call.reader.read(args[6], o) && call.reader.read(args[7], row_stats);
     reason = read_all ? set_outputs(params, call.options, o, row_stats, {}) : kUnread;
   }
-  if (reason.empty() && !has_unit_stride(o)) reason = CudaCall::kStrided;
+  if (reason.empty() && !has_adjacent_columns(o)) reason = CudaCall::kStrided;
   if (!reason.empty()) return declined(reason);
   return call.launch(params, &cuda::forward_workspace, &cuda::forward);
 }
@@ -87,7 +83,7 @@ PyObject* backward(PyObject*, PyObject* const* args, Py_ssize_t count) {
     reason = read_all ? set_tensors(params, call.options, x) : kUnread;
   }
   for (const View* rows : {&x.o, &x.d_o, &x.dq, &x.dk, &x.dv}) {
-    if (reason.empty() && !has_unit_stride(*rows)) reason = CudaCall::kStrided;
+    if (reason.empty() && !has_adjacent_columns(*rows)) reason = CudaCall::kStrided;
   }
   if (!reason.empty()) return declined(reason);
   const bool deterministic = args[12] == Py_True;

@@ -29,8 +29,7 @@ tk::cuda::LaunchArgs launch_of(const tk::OperatorCall& call, const OnDevice& on)
   const tk::LayoutParams& layout = call.layout;
   STD_TORCH_CHECK(!layout.has_packed_pages(),
                   "block_table is not supported in a varlen call by the CUDA kernels");
-  const auto* const seed = static_cast<const int64_t*>(call.options.seed.data);
-  return {layout.varlen, layout.max_seqlen_q, layout.max_seqlen_k, seed, on.stream()};
+  return tk::cuda::launch_args(layout, call.options, on.stream());
 }
 
 // Declares all tensors that the kernels may access.

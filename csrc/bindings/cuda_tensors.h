@@ -6,13 +6,19 @@
 #include <array>
 
 #include "bindings/tensors.h"
+#include "common/options.h"
+#include "cuda/common/launch_args.h"
 
 namespace tk::cuda {
 
-// Kernels need a unit last stride: returns x, or a contiguous copy.
+// Returns x, or a contiguous copy if the kernels need one.
 inline Tensor as_rows(const Tensor& x) {
-  const bool unit_stride = x.dim() != 4 || x.stride(3) == 1 || x.size(3) == 1;
-  return unit_stride ? x : checked_contiguous(x);
+  return has_adjacent_columns(unchecked_view(x)) ? x : checked_contiguous(x);
+}
+
+inline LaunchArgs launch_args(const LayoutParams& layout, const Options& options, void* stream) {
+  return {layout.varlen, layout.max_seqlen_q, layout.max_seqlen_k,
+          static_cast<const int64_t*>(options.seed.data), stream};
 }
 
 // May be freed while kernels still use it: torch's allocator reuses it in stream order.

@@ -51,6 +51,11 @@ inline Strided strided(const View& x) {
   return s;
 }
 
+// True if the elements of a row are adjacent, as the CUDA kernels need them.
+inline bool has_adjacent_columns(const View& x) {
+  return x.dimensions != 4 || x.stride[3] == 1 || x.size[3] == 1;
+}
+
 inline bool is_contiguous(const View& x) {
   int64_t stride = 1;
   for (int32_t d = x.dimensions; d-- > 0; stride *= x.size[d]) {

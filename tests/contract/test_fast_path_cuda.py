@@ -236,7 +236,7 @@ DIRECT: dict[str, tuple[dict[str, Any], list[str | None]]] = {
     "causal": ({"mask": tk.Mask.causal()}, [None, None]),
     "dropout": ({"dropout_p": 0.3}, [None, None]),
     "padding": ({"mask": MASKS["padding"]}, [None]),
-    "dense": ({"mask": MASKS["dense"]}, ["a mask of tensors"]),
+    "dense": ({"mask": MASKS["dense"]}, ["a block mask"]),
 }
 """Calls, and the results of their direct calls. Masks with tensors take the operator forward."""
 
@@ -263,6 +263,29 @@ def test_direct_calls_are_declined(direct: list[str | None]) -> None:
             want = torch.autograd.grad(attention(q, k, v), (q, k, v), do)
         assert_same(list(have), list(want))
     assert direct[2:] == [None, STRIDED, STRIDED] * 2  # the mode is off in the backward pass
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "padding": {"mask": MASKS["padding"]},
+    "softcap": {"softcap": 2.0},
+    "alibi": {"bias": tk.alibi(torch.tensor([0.5, 0.25]))},
+    "bias": {"bias": torch.arange(M * N).view(M, N) % 5 / 5},
+    "relative": {"relative": tk.relative_bias(torch.ones(H, 5), lowest=-2)},
+    "keys": {"relative": tk.relative_keys(torch.ones(H, 5, D), lowest=-2)},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_direct_backward_passes_with_options(
+    name: str, direct: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bits of the operator, whatever options the call has that need no gradient."""
+    x = qkv()
+    have = step(x, **OPTIONS[name])
+    assert direct[-1] is None
+    monkeypatch.setattr(cuda_support.libraries["cpu"], "direct", None)
+    assert_same(have, step(x, **OPTIONS[name]))
 
 
 def test_direct_calls_in_deterministic_mode(direct: list[str | None]) -> None:

@@ -80,12 +80,20 @@ class Kernels:
         differentiable: bool = False,
     ) -> Gradients:
         """Returns the gradients; `wanted` are names of `DIFFERENTIABLE` options."""
+        if dlse is None and not (wanted or differentiable):
+            gradients = self.direct_backward(problem, saved, do)
+            if gradients is not None:
+                return gradients
         operator = getattr(self.operators(do.device), self.backward_name).default
         flags = [name in wanted for name in DIFFERENTIABLE]
         deterministic = torch.are_deterministic_algorithms_enabled()
         with nullcontext() if differentiable else below_autograd():
-            gradients = operator(do, dlse, *saved, *problem.pack(), *flags, deterministic)
-        return Gradients.of(gradients, wanted)
+            outputs = operator(do, dlse, *saved, *problem.pack(), *flags, deterministic)
+        return Gradients.of(outputs, wanted)
+
+    def direct_backward(self, problem: Problem, saved: Saved, do: Tensor) -> Gradients | None:
+        """Runs the kernels past torch's dispatcher; None if the call needs the operator."""
+        return None
 
 
 class FusedBackend(Kernels, ABC):

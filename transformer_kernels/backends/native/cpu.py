@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import torch
 from torch import Tensor
 
@@ -39,22 +37,8 @@ class CpuBackend(FusedBackend):
             reasons.append("relative_keys with an int8 cache: the reference backend supports them")
         return reasons
 
-    def backward(
-        self,
-        problem: Problem,
-        saved: Saved,
-        do: Tensor,
-        dlse: Tensor | None,
-        *,
-        wanted: Collection[str] = (),
-        differentiable: bool = False,
-    ) -> Gradients:
+    def direct_backward(self, problem: Problem, saved: Saved, do: Tensor) -> Gradients | None:
         is_packed = problem.layout.cu_seqlens_q is not None
-        is_plain = dlse is None and not (wanted or is_packed or differentiable)
-        if is_plain and direct.AVAILABLE and not calls_are_observed():
-            gradients = direct.backward(problem, saved, do)
-            if gradients is not None:
-                return gradients
-        return super().backward(
-            problem, saved, do, dlse, wanted=wanted, differentiable=differentiable
-        )
+        if is_packed or not direct.AVAILABLE or calls_are_observed():
+            return None
+        return direct.backward(problem, saved, do)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -43,23 +42,15 @@ class CudaBackend(FusedBackend):
             reasons.append("Mask.selected: the cpu, triton and reference backends support it")
         return reasons
 
-    def backward(
-        self,
-        problem: Problem,
-        saved: Saved,
-        do: Tensor,
-        dlse: Tensor | None,
-        *,
-        wanted: Collection[str] = (),
-        differentiable: bool = False,
-    ) -> Gradients:
-        if dlse is None and not (wanted or differentiable) and problem.layout is DENSE:
-            direct = _direct_calls(do.device)
-            if direct is not None and (gradients := _backward(direct, problem, saved, do)):
-                return gradients
-        return super().backward(
-            problem, saved, do, dlse, wanted=wanted, differentiable=differentiable
-        )
+    def direct_backward(self, problem: Problem, saved: Saved, do: Tensor) -> Gradients | None:
+        if problem.layout is not DENSE or (direct := _direct_calls(do.device)) is None:
+            return None
+        q, k, v, o, row_stats, _ = saved
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        options = problem.scores, problem.mask, problem.layout
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        reason = direct[1](q, k, v, *options, o, row_stats, do, dq, dk, dv, deterministic)
+        return Gradients(dq, dk, dv) if reason is None else None
 
 
 def _direct_calls(device: torch.device) -> cuda_support.DirectCalls | None:
@@ -80,14 +71,3 @@ def forward(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Outputs | None
     scores, mask, layout = problem.scores, problem.mask, problem.layout
     reason = direct[0](q, k, v, scores, mask, layout, o, row_stats)
     return Outputs(o, row_stats, None) if reason is None else None
-
-
-def _backward(
-    direct: cuda_support.DirectCalls, problem: Problem, saved: Saved, do: Tensor
-) -> Gradients | None:
-    q, k, v, o, row_stats, _ = saved
-    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    options = problem.scores, problem.mask, problem.layout
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    reason = direct[1](q, k, v, *options, o, row_stats, do, dq, dk, dv, deterministic)
-    return Gradients(dq, dk, dv) if reason is None else None
