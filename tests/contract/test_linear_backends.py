@@ -16,7 +16,7 @@ import triton.language as tl
 
 import transformer_kernels as tk
 from tests.support.backends import NAMES
-from tests.support.case import assert_case, named
+from tests.support.case import assert_case
 from tests.support.linear import (
     LINEAR_CASES,
     LinearCase,
@@ -24,7 +24,7 @@ from tests.support.linear import (
     operators_of,
     steps_case,
 )
-from tests.support.tiers import crossed, each
+from tests.support.tiers import each
 from transformer_kernels.backends.triton.config import CHIPS
 from transformer_kernels.bench.tolerance import assert_same_function
 from transformer_kernels.linear.attention import LINEAR_BACKENDS, STEP_BACKENDS
@@ -114,36 +114,21 @@ def test_limits_of_gpu_backends(
 
 
 DEVICE = DEVICES["triton"]
-SEGMENTED = named(
-    LINEAR_CASES, "segments", "segments-gqa", "segments-all", "gqa", "range", "all-lengths"
-)
 
 
-@pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize(("case", "programs"), crossed(SEGMENTED, [(1,), (12,)]))
-def test_segments_of_several_chunks(
-    case: LinearCase, programs: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By default segments of short sequences have one chunk each."""
-    monkeypatch.setattr(passes, "PROGRAMS", programs)
-    assert_case(case, torch.float32, "triton", DEVICE)
-
-
-def test_segments_fill_the_device() -> None:
-    def segments(B: int, N: int, H_kv: int, *, packed: bool = False) -> passes.Segments:
-        k = torch.empty(1 if packed else B, H_kv, N, 64, dtype=torch.bfloat16)
+def test_segments() -> None:
+    def segments(B: int, N: int, *, width: int = 64, packed: bool = False) -> passes.Segments:
+        k = torch.empty(1 if packed else B, 8, N, width, dtype=torch.bfloat16)
         starts = torch.empty(B + 1, dtype=torch.int32) if packed else None
         x = Inputs(k, k, k, cu_seqlens=starts)
         options = Options("elu", causal=True, normalize=True, eps=1e-6)
         return passes.prepare(x, options).segments(N)
 
-    assert segments(1, 64, 1).count == 1
-    assert not segments(1, 64, 1).are_several
-    assert segments(1, 65536, 8) == passes.Segments(65536, 1024, 64, 64, 65)
-    assert segments(64, 4096, 8).count == 1  # 512 heads
-    packed = segments(10, 65536, 8, packed=True)
-    assert (packed.tokens, packed.programs) == (1024, 64 + 20)
-    assert segments(0, 65536, 8, packed=True).programs == 0
+    assert not segments(3, 128).are_several
+    assert segments(3, 129) == passes.Segments(129, 128, 2, programs=6, boundaries=9)
+    assert segments(1, 65536, width=130).tokens == 512
+    assert segments(10, 65536, packed=True).programs == 512 + 20
+    assert segments(0, 65536, packed=True).programs == 0
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -180,7 +165,8 @@ def test_every_precision_of_a_chip_has_tiles() -> None:
                 for columns in (1, 64, 65, 128, 129, 256):
                     tile = tiles.tile(chip, columns, precision)
                     assert tile.chunk in (16, 32, 64)
-                    assert tile.slice in (16, 32, 64)
+                    assert tile.slice in (16, 32, 64, 128)
+                    assert tiles.segment(columns) % tile.chunk == 0
 
 
 def test_explain_names_the_tile() -> None:

@@ -326,27 +326,30 @@ constexpr bool decodes(int64_t B, int64_t H_q, int64_t H_kv, int64_t M, int64_t 
   return H_q > H_kv || B * H_q < kManyHeads;
 }
 
-// Linear attention: a CTA computes `slice` columns of the result in chunks of `tokens` rows. Each
-// warp owns 16 of the rows, and width / warps rows of the state: at most 64 float32 registers per
-// thread. Shared memory holds rows of a and b, and `slice` columns of c and of the state: at most
-// 99 KiB, so that one set of tiles serves all chips.
+// Linear attention: a CTA computes `tokens` rows and `slice` columns of a result, 16 rows a warp.
+// Shared memory holds rows of a and b, and `slice` columns of c; before, of the state in place of b
+// and c: at most 99 KiB, so that one set of tiles serves all chips.
 struct LinearTile {
   int tokens, slice;
 
   constexpr int warps() const { return tokens / 16; }
   constexpr int threads() const { return warps() * kWarp; }
+  // Columns of a state that a CTA sums in 64 float32 registers per thread.
+  constexpr int state_slice(int width) const {
+    return slice * width <= 64 * threads() ? slice : 64 * threads() / width;
+  }
 };
 
 // `number_bytes` is the size of an operand in shared memory: 2 for bfloat16, otherwise 4.
 constexpr LinearTile linear_tile(int number_bytes, int width) {
-  if (number_bytes == 2) return width <= 128 ? LinearTile{64, 64} : LinearTile{64, 32};
-  if (width <= 64) return {64, 64};   // 67 KiB
-  if (width <= 128) return {64, 32};  // 93 KiB
-  return {32, 16};                    // 87 KiB
+  if (number_bytes == 2) return width <= 64 ? LinearTile{64, 64} : LinearTile{64, 128};
+  if (width <= 64) return {64, 64};
+  if (width <= 128) return {64, 32};
+  return {32, 32};
 }
 
-// CTAs among which linear attention divides the tokens: several per multiprocessor of a large GPU.
-// The number does not depend on the device, so that the bits of results do not.
-constexpr int kLinearCtas = 512;
+// Tokens between two states in memory. Longer segments have fewer states to write and read, and
+// more pairs of tokens to multiply: docs/linear.md, section 6.
+constexpr int linear_segment(int width) { return 2 * width; }
 
 }  // namespace tk::cuda

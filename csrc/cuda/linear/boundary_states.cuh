@@ -25,7 +25,7 @@ template <typename Element, typename Number, int kWidth, bool kReverse>
 class SegmentSums {
  public:
   static constexpr LinearTile kTile = linear_tile(sizeof(Number), kWidth);
-  static constexpr int kTokens = kTile.tokens, kSlice = kTile.slice;
+  static constexpr int kTokens = kTile.tokens, kSlice = kTile.state_slice(kWidth);
   static constexpr int kWarps = kTile.warps(), kThreads = kTile.threads();
 
   struct Memory {
@@ -49,7 +49,7 @@ class SegmentSums {
     if (!segment_.exists()) return;
     visible_ = visible_of(p_, segment_);
     const int group = kReverse ? static_cast<int>(p_.H_q / p_.H_kv) : 1;
-    state_.load(nullptr, p_, column_);
+    state_.clear();
     const Chunks<kTokens, kReverse> chunks(args_.segments, segment_);
 #pragma unroll 1
     for (int step = 0; step < chunks.count; ++step) {
@@ -133,7 +133,7 @@ class SegmentSums {
   const SumsArguments& args_;
   const LinearProblem& p_;
   Memory& memory_;
-  RunningState<Number, kWidth, false> state_;
+  RunningState<Number, kWidth> state_;
   float sums_[Loader::kPerLane] = {};  // of the lane's rows
   double total_ = 0.0;
   Segment segment_;

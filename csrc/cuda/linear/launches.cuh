@@ -1,5 +1,5 @@
 // Kernel launches of linear attention for one element type and width: a forward pass, a backward
-// pass, and steps. docs/linear.md, section 6, explains segments, boundaries and the four scans.
+// pass, and steps. docs/linear.md, section 6, explains segments, boundaries and the four results.
 #pragma once
 
 #include "cuda/common/arena.h"
@@ -7,7 +7,7 @@
 #include "cuda/linear/boundary_states.cuh"
 #include "cuda/linear/decay_gradient.cuh"
 #include "cuda/linear/kernels.h"
-#include "cuda/linear/scan.cuh"
+#include "cuda/linear/results.cuh"
 #include "cuda/linear/steps.cuh"
 
 namespace tk::cuda {
@@ -67,7 +67,7 @@ struct LinearLaunches {
   void* stream;
 
   Segments segments(int64_t rows, bool by_chunk = false) const {
-    return segments_of(p, rows, kTile.tokens, p.H_kv * ceil_of(p.D_v, kTile.slice), by_chunk);
+    return segments_of(p, rows, by_chunk ? kTile.tokens : linear_segment(kWidth));
   }
 
   // Turns the sums of all segments into the states at the boundaries. `end` receives the final
@@ -75,7 +75,7 @@ struct LinearLaunches {
   template <bool kReverse>
   void sum_states(const StateSource& from, const BoundaryStates& states, const States& end) const {
     using Sums = SegmentSums<Element, Number, kWidth, kReverse>;
-    const int64_t programs = from.segments.programs() * p.H_kv * ceil_of(p.D_v, kTile.slice);
+    const int64_t programs = from.segments.programs() * p.H_kv * ceil_of(p.D_v, Sums::kSlice);
     if (programs == 0) return;
     const SumsArguments a{p, from.segments, from.x, from.c, from.statistics, states, states.kept};
     TK_LAUNCH((sums_kernel<Element, Number, kWidth, kReverse>), grid(programs), Sums::kThreads,
@@ -84,14 +84,14 @@ struct LinearLaunches {
   }
 
   template <Result kResult>
-  void scan(const ScanArguments& a) const {
-    using Scan = Scan<Element, Number, kWidth, kResult>;
+  void compute(const ResultArguments& a) const {
+    using ChunkResult = ChunkResult<Element, Number, kWidth, kResult>;
     const int64_t heads = is_reverse(kResult) ? p.H_kv : p.H_q;
     const int64_t slices = ceil_of(is_transposed(kResult) ? p.D : p.D_v, kTile.slice);
-    const int64_t programs = a.segments.programs() * heads * slices;
-    if (programs == 0) return;
-    TK_LAUNCH((scan_kernel<Element, Number, kWidth, kResult>), grid(programs), Scan::kThreads,
-              sizeof(typename Scan::Memory), stream, a);
+    const int64_t chunks = a.segments.programs() * (a.segments.length / kTile.tokens);
+    if (chunks * heads == 0) return;
+    TK_LAUNCH((results_kernel<Element, Number, kWidth, kResult>), grid(chunks * heads * slices),
+              ChunkResult::kThreads, sizeof(typename ChunkResult::Memory), stream, a);
   }
 };
 
@@ -106,28 +106,20 @@ struct LinearForward : LinearLaunches<Element, Number, kWidth> {
         params(given),
         keys(this->segments(given.N)) {}
 
-  // True if states at boundaries are summed before the scan.
-  bool has_sums() const { return keys.are_several() || !params.causal; }
-
-  void lay_out(Arena& arena) {
-    if (has_sums()) states = take_boundaries(arena, params, keys);
-  }
+  void lay_out(Arena& arena) { states = take_boundaries(arena, params, keys); }
 
   void run() const {
-    const States start = states_of(params.initial), end = states_of(params.end);
-    const StateSource source{params.k, params.v, keys, start, {}};
-    if (has_sums()) {
-      this->template sum_states<false>(source, states, params.causal ? States{} : end);
-    }
-    ScanArguments a{};
+    const States end = states_of(params.end);
+    const StateSource source{params.k, params.v, keys, states_of(params.initial), {}};
+    this->template sum_states<false>(source, states, end);
+    ResultArguments a{};
     a.problem = params;
     a.segments = params.causal ? keys : this->segments(params.M);
     a.a = params.q, a.b = params.k, a.c = params.v, a.out = params.o;
     a.normalizer = static_cast<float*>(params.normalizer);
-    a.by_boundary = params.causal && keys.are_several();
-    a.start = !params.causal ? end : a.by_boundary ? states : start;
-    if (params.causal) a.end = end;
-    this->template scan<Result::kO>(a);
+    a.by_boundary = params.causal;
+    a.start = params.causal ? states : end;
+    this->template compute<Result::kO>(a);
   }
 };
 
@@ -135,8 +127,8 @@ template <typename Element, typename Number, int kWidth>
 struct LinearBackward : LinearLaunches<Element, Number, kWidth> {
   const LinearBackwardParams& params;
   Segments keys, queries;
-  BoundaryStates S{}, dS{};  // at the boundaries
-  States all_S{}, all_dS{};  // not causal: of all tokens, with the initial and final ones
+  BoundaryStates S{}, dS{};     // at the boundaries
+  States all_S{}, d_initial{};  // of all tokens, with the initial and final ones
   float* delta = nullptr;
   float *of_queries = nullptr, *of_keys = nullptr;  // products, for dlog_decay
   int64_t slices;
@@ -148,19 +140,24 @@ struct LinearBackward : LinearLaunches<Element, Number, kWidth> {
         queries(this->segments(given.M, given.dlog_decay)),
         slices(ceil_of(given.D, this->kTile.slice)) {}
 
-  bool by_boundary() const { return params.causal && (keys.are_several() || params.dlog_decay); }
+  // False if the only states are the initial one, none, and the gradient of the final one.
+  bool has_sums() const {
+    const LinearBackwardParams& p = params;
+    return !p.causal || p.d_initial || keys.are_several() || p.dlog_decay;
+  }
 
   void lay_out(Arena& arena) {
     const LinearBackwardParams& p = params;
     const int64_t rows = p.cu_seqlens ? 1 : p.B;
     if (p.normalize) delta = arena.take<float>(rows * p.H_q * p.M);
-    if (by_boundary() || !p.causal) {
+    if (has_sums()) {
       S = take_boundaries(arena, p, keys);
       dS = take_boundaries(arena, p, queries);
     }
+    d_initial = states_of(p.d_initial);
     if (!p.causal) {
       all_S = take_states(arena, p, p.B);
-      all_dS = p.d_initial ? states_of(p.d_initial) : take_states(arena, p, p.B);
+      if (!d_initial.S) d_initial = take_states(arena, p, p.B);
     }
     if (p.dlog_decay) {
       of_queries = arena.take<float>(slices * rows * p.H_q * p.M);
@@ -177,37 +174,38 @@ struct LinearBackward : LinearLaunches<Element, Number, kWidth> {
     }
     const StateSource of_k{p.k, p.v, keys, states_of(p.initial), {}};
     const StateSource of_q{p.q, p.d_o, queries, states_of(p.d_end), statistics};
-    if (by_boundary() || !p.causal) {
+    if (has_sums()) {
       this->template sum_states<false>(of_k, S, all_S);
-      this->template sum_states<true>(of_q, dS, all_dS);
+      this->template sum_states<true>(of_q, dS, d_initial);
     }
-    ScanArguments a{};
+    ResultArguments a{};
     a.problem = p;
     a.statistics = statistics;
-    a.by_boundary = by_boundary();
-    run_scans(a, of_k.start, of_q.start);
+    a.by_boundary = p.causal && has_sums();
+    if (!p.causal) {
+      compute_all(a, all_S, d_initial);
+    } else if (has_sums()) {
+      compute_all(a, S, dS);
+    } else {
+      compute_all(a, of_k.start, of_q.start);
+    }
     if (p.dlog_decay) launch_decay_gradient();
   }
 
  private:
-  // start: the initial state; end: the gradient of the final one.
-  void run_scans(ScanArguments a, const States& start, const States& end) const {
+  // The gradients of q, k and v, from the states and their gradients.
+  void compute_all(ResultArguments a, const States& states, const States& gradients) const {
     const LinearBackwardParams& p = params;
-    a.segments = queries;
-    a.start = !p.causal ? all_S : a.by_boundary ? S : start;
+    a.segments = queries, a.start = states;
     a.a = p.d_o, a.b = p.v, a.c = p.k, a.x = p.q, a.out = p.dq, a.products = of_queries;
-    this->template scan<Result::kDq>(a);
+    this->template compute<Result::kDq>(a);
 
-    const States d_initial = p.causal ? states_of(p.d_initial) : States{};
-    a.segments = keys;
-    a.start = !p.causal ? all_dS : a.by_boundary ? dS : end;
+    a.segments = keys, a.start = gradients;
     a.a = p.v, a.b = p.d_o, a.c = p.q, a.x = p.k, a.out = p.dk, a.products = of_keys;
-    a.end = {nullptr, d_initial.z};
-    this->template scan<Result::kDk>(a);
+    this->template compute<Result::kDk>(a);
 
     a.a = p.k, a.b = p.q, a.c = p.d_o, a.out = p.dv;
-    a.end = {d_initial.S, nullptr};
-    this->template scan<Result::kDv>(a);
+    this->template compute<Result::kDv>(a);
   }
 
   void launch_delta() const {

@@ -1,4 +1,4 @@
-// The state that a CTA carries from chunk to chunk: in registers, and as an operand of products.
+// States: in memory, summed in registers, and as operands of products.
 #pragma once
 
 #include "cuda/common/mma.cuh"
@@ -18,41 +18,33 @@ struct States {
   }
 };
 
-// kWidth rows and a slice of the columns of S, or of its transpose. Each warp owns kRows rows.
-template <typename Number, int kWidth, bool kTransposed>
+// kWidth rows and a slice of the columns of S, in registers. Each warp owns kRows rows.
+template <typename Number, int kWidth>
 struct RunningState {
   static constexpr LinearTile kTile = linear_tile(sizeof(Number), kWidth);
   static constexpr int kRows = kWidth / kTile.warps(), kBlocks = kRows / 16;
-  using Tile = SharedTile<Number, kWidth, kTile.slice>;
+  static constexpr int kSlice = kTile.state_slice(kWidth);
 
   // Blocks of 16 rows: products of 32 rows at a time would need more registers than there are.
-  Accumulator<1, kTile.slice / 8> blocks[kBlocks];
+  Accumulator<1, kSlice / 8> blocks[kBlocks];
 
   TK_DEVICE_METHOD static int first_row(int block) { return warp_index() * kRows + block * 16; }
 
-  // Reads the columns from `column` on of S (D, D_v); null = zeros.
-  TK_DEVICE_METHOD void load(const float* S, const LinearProblem& p, int column) {
-    for_each([&](int row, int c, float& x) {
-      const int at = offset(p, row, column + c);
-      x = S && at >= 0 ? S[at] : 0.0f;
-    });
+  TK_DEVICE_METHOD void clear() {
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n) blocks[n].clear();
   }
 
+  // Writes the columns from `column` on of S (D, D_v).
   TK_DEVICE_METHOD void store(float* S, const LinearProblem& p, int column) {
+    const int D = static_cast<int>(p.D), D_v = static_cast<int>(p.D_v);
     for_each([&](int row, int c, float& x) {
-      const int at = offset(p, row, column + c);
-      if (at >= 0) S[at] = x;
+      if (row < D && column + c < D_v) S[row * D_v + column + c] = x;
     });
   }
 
   TK_DEVICE_METHOD void multiply_by(float factor) {
     for_each([&](int, int, float& x) { x *= factor; });
-  }
-
-  TK_DEVICE_METHOD void store_shared(const Tile& tile) const {
-#pragma unroll
-    for (int n = 0; n < kBlocks; ++n)
-      tk::cuda::store_shared(tile, opaque(first_row(n)), 0, blocks[n]);
   }
 
   // Adds the transpose of b times c.
@@ -73,23 +65,23 @@ struct RunningState {
       blocks[n].for_each([&](int i, int j, float& x) { visit(first_row(n) + i, j, x); });
     }
   }
-
-  // Place in S; -1 beyond its rows or columns.
-  TK_DEVICE_METHOD static int offset(const LinearProblem& p, int row, int column) {
-    const int d = kTransposed ? column : row, d_v = kTransposed ? row : column;
-    const int D = static_cast<int>(p.D), D_v = static_cast<int>(p.D_v);
-    return d < D && d_v < D_v ? d * D_v + d_v : -1;
-  }
 };
 
-// Multiplies row i of a tile by factor[i].
-template <int kThreads, typename Number, int kRows, int kWidth>
-TK_DEVICE void multiply_rows(const SharedTile<Number, kRows, kWidth>& tile, const float* factor) {
-#pragma unroll 4
+// Reads the columns from `column` on of S (D, D_v), or of its transpose, into a tile; 0 beyond its
+// rows and columns, and if S is null.
+template <int kThreads, bool kTransposed, typename Number, int kRows, int kWidth>
+TK_DEVICE void load_matrix(const SharedTile<Number, kRows, kWidth>& tile, const float* S,
+                           const LinearProblem& p, int column) {
+  const int D = static_cast<int>(p.D), D_v = static_cast<int>(p.D_v);
+  const auto element = [&](int row, int c) {
+    const int d = kTransposed ? column + c : row, d_v = kTransposed ? row : column + c;
+    return S && d < D && d_v < D_v ? S[d * D_v + d_v] : 0.0f;
+  };
+#pragma unroll 8
   for (int n = opaque(static_cast<int>(threadIdx.x)); n < kRows * kWidth / 2; n += kThreads) {
-    const int row = n / (kWidth / 2);
-    Number* const x = tile.at(row, n % (kWidth / 2) * 2);
-    store_two(x, to_float(x[0]) * factor[row], to_float(x[1]) * factor[row]);
+    const int row = kTransposed ? n % kRows : n / (kWidth / 2);  // lanes read adjacent elements
+    const int c = 2 * (kTransposed ? n / kRows : n % (kWidth / 2));
+    store_two(tile.at(row, c), element(row, c), element(row, c + 1));
   }
 }
 

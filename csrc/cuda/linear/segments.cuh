@@ -30,16 +30,11 @@ struct Segments {
   int64_t programs() const { return cu_seqlens ? boundaries() : int64_t{B} * count; }
 };
 
-// `rows` tokens of every sequence, or of all packed ones, in chunks of `tokens`. `heads` CTAs
-// compute a segment. With `by_chunk` every chunk is a segment.
-inline Segments segments_of(const LinearProblem& p, int64_t rows, int tokens, int64_t heads,
-                            bool by_chunk) {
-  const int64_t own = std::max<int64_t>(ceil_of(rows, tokens), 1);
-  const int64_t all = p.cu_seqlens ? own : own * p.B;
-  const int64_t most = ceil_of(aimed_ctas(kLinearCtas), heads);
-  const int64_t chunks = by_chunk ? 1 : std::clamp<int64_t>(ceil_of(all, most), 1, own);
-  return {p.cu_seqlens, static_cast<int>(p.B), static_cast<int>(rows),
-          static_cast<int>(chunks * tokens), static_cast<int>(ceil_of(own, chunks))};
+// `rows` tokens of every sequence, or of all packed ones, in segments of `length`.
+inline Segments segments_of(const LinearProblem& p, int64_t rows, int length) {
+  const int64_t count = std::max<int64_t>(ceil_of(rows, length), 1);
+  return {p.cu_seqlens, static_cast<int>(p.B), static_cast<int>(rows), length,
+          static_cast<int>(count)};
 }
 
 struct Segment {
@@ -97,7 +92,7 @@ TK_DEVICE TokenRange visible_of(const LinearProblem& p, const Segment& s) {
   return {static_cast<int>(min(begin, kMaxIndex)), static_cast<int>(max(end, int64_t{0}))};
 }
 
-// The tokens of a segment in chunks of kTokens, in the order of a scan.
+// The tokens of a segment in chunks of kTokens, from the last to the first if kReverse.
 template <int kTokens, bool kReverse>
 struct Chunks {
   int begin, count;
@@ -106,7 +101,7 @@ struct Chunks {
     count = ceil_divide(max(min(all.length, one.tokens - begin), 0), kTokens);
   }
 
-  // First token of the chunk that the scan visits at this step.
+  // First token of the chunk that is visited at this step.
   TK_DEVICE_METHOD int first(int step) const {
     return begin + (kReverse ? count - 1 - step : step) * kTokens;
   }

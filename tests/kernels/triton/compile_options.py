@@ -248,8 +248,8 @@ TILES = {"tile_sums_kernel"}
 STRIPS = {"strip_sums_kernel"}
 DISTANCES = {"distance_sums_kernel"}
 DECODE = {"decode_kernel", "combine_kernel"}
-SCANS = {"scan_kernel", "sums_kernel", "prefix_kernel"}
-NORMALIZED = SCANS | {"delta_kernel"}
+LINEAR = {"sums_kernel", "prefix_kernel", "results_kernel"}
+NORMALIZED = LINEAR | {"delta_kernel"}
 DELTA = {
     "sums_kernel", "pairs_kernel", "scan_kernel", "reverse_kernel", "state_gradients_kernel",
     "pair_gradients_kernel", "decay_gradient_kernel",
@@ -321,14 +321,14 @@ CALLS: dict[str, tuple[Callable[[], None], set[str]]] = {
     ),
     "decode-keys": (partial(run_decode, paged=True, relative=keys(align="bottom_right")), DECODE),
     "linear": (run_linear, NORMALIZED),
-    "linear-one-segment": (partial(run_linear, 16), NORMALIZED - {"sums_kernel", "prefix_kernel"}),
+    "linear-one-segment": (partial(run_linear, 16), NORMALIZED),
     "linear-float16": (
         partial(run_linear, dtype=torch.float16, decay=True, state=True),
         NORMALIZED,
     ),
     "linear-odd": (partial(run_linear, width=40, feature_map="relu", keys=True), NORMALIZED),
     "linear-all": (partial(run_linear, causal=False, keys=True, state=True), NORMALIZED),
-    "linear-plain": (partial(run_linear, normalize=False, feature_map="identity"), SCANS),
+    "linear-plain": (partial(run_linear, normalize=False, feature_map="identity"), LINEAR),
     "linear-decay": (
         partial(run_linear, decay=True, needs_grad=True, packed=True, keys=True),
         NORMALIZED | {"decay_gradient_kernel"},
@@ -353,7 +353,7 @@ LENGTHS: dict[str, tuple[Callable[[], None], dict[str, int]]] = {
     "lengths-decode": (run_decode_lengths, dict.fromkeys(DECODE, 1)),
     "lengths-linear": (
         partial(run_linear_lengths, run_linear),
-        {"scan_kernel": 4, "sums_kernel": 2, "prefix_kernel": 2, "delta_kernel": 1},
+        {"sums_kernel": 2, "prefix_kernel": 6, "results_kernel": 7, "delta_kernel": 1},
     ),
     "lengths-delta": (
         partial(run_linear_lengths, run_delta),
@@ -361,9 +361,12 @@ LENGTHS: dict[str, tuple[Callable[[], None], dict[str, int]]] = {
         | dict.fromkeys(("sums_kernel", "decay_gradient_kernel", "scan_kernel"), 2),
     ),
 }
-"""Calls with several lengths, and how often a kernel is compiled: scans of linear attention for o,
-dq, dk and dv; sums and prefix sums of S and dS; scans of the delta rule for o and for the states.
-A stride of log_decay is a length: once for multiples of 16."""
+"""Calls with several lengths, and how often a kernel is compiled.
+
+Linear attention: sums of S and dS; prefix sums of S and z, forward, and of both and their
+gradients, backward; o, and dq, dk and dv of one segment and of several. Delta rule: scans for o and
+for the states. A stride of log_decay is a length: once for multiples of 16.
+"""
 LOG2E = "0f3FB8AA3B"
 
 

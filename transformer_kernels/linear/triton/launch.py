@@ -1,6 +1,6 @@
 """Host side of linear attention: the launches of a forward pass, of a backward pass and of steps.
 
-docs/linear.md, section 6, explains segments, boundaries and the four scans.
+docs/linear.md, section 6, explains segments, boundaries and the four results.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ..family import BackwardCall
 from ..types import Gradients, Inputs, Options, Results
 from .kernels.arguments import States, Statistics
 from .kernels.decay import decay_gradient_kernel
-from .kernels.scan import scan_kernel
+from .kernels.results import results_kernel
 from .kernels.states import prefix_kernel, sums_kernel
 from .kernels.statistics import delta_kernel
 from .kernels.steps import steps_kernel
 from .passes import Pass, Segments, blocks, prepare
 
-ELEMENTS = 1024
+ELEMENTS = 512
 """Elements of a state that a program of the elementwise kernels takes at a time."""
 NO_STATES = States(None, None)
 NO_STATISTICS = Statistics(None, None)
@@ -39,13 +39,12 @@ class Side(NamedTuple):
     """True for queries, whose states are those of later tokens"""
 
 
-class Scan(NamedTuple):
-    """Arguments of a scan that its operands and `Pass` do not imply; see `scan_kernel`."""
+class Result(NamedTuple):
+    """Arguments of a result that its operands and `Pass` do not imply; see `results_kernel`."""
 
     segments: Segments
     start: States
     statistics: Statistics = NO_STATISTICS
-    end: States = NO_STATES
     normalizer: Tensor | None = None
     x: Tensor | None = None
     products: Tensor | None = None
@@ -59,16 +58,13 @@ def forward(x: Inputs, options: Options) -> Results:
     o = call.output(q, v.shape[3])
     S, z = call.states(call.B)
     normalizer = call.row_sums(q) if options.normalize else q.new_empty(0, dtype=torch.float32)
-    keys, start, end = call.segments(k.shape[2]), States(call.x.S, call.x.z), States(S, z)
+    keys = call.segments(k.shape[2])
+    at_boundaries = sum_states(call, Side(keys, (k, v)), States(call.x.S, call.x.z), States(S, z))
     if options.causal:
-        by_boundary = keys.are_several
-        if by_boundary:
-            start = sum_states(call, Side(keys, (k, v)), start)
-        for_o = Scan(keys, start, end=end, normalizer=normalizer, by_boundary=by_boundary)
+        of_o = Result(keys, at_boundaries, normalizer=normalizer, by_boundary=True)
     else:
-        sum_states(call, Side(keys, (k, v)), start, end=end)
-        for_o = Scan(call.segments(q.shape[2]), end, normalizer=normalizer)
-    scan(call, for_o, (q, k, v), o)
+        of_o = Result(call.segments(q.shape[2]), States(S, z), normalizer=normalizer)
+    compute(call, of_o, (q, k, v), o)
     return Results(o, normalizer, S, z)
 
 
@@ -82,27 +78,29 @@ def backward(given: BackwardCall) -> Gradients:
     keys = Side(call.segments(k.shape[2], by_chunk=log_decay_needs_grad), (k, v))
     queries = Side(call.segments(q.shape[2], by_chunk=log_decay_needs_grad), (q, do), reverse=True)
     S, dS = States(call.x.S, call.x.z), States(*map(contiguous, d_end))
-    d_start = States(*call.states(call.B))
-    by_boundary = options.causal and (keys.segments.are_several or log_decay_needs_grad)
-    if by_boundary:
-        S, dS = sum_states(call, keys, S), sum_states(call, queries, dS, statistics)
-    elif not options.causal:
-        S = sum_states(call, keys, S, end=States(*call.states(call.B)))
-        dS = sum_states(call, queries, dS, statistics, end=d_start)
+    d_start, by_boundary = NO_STATES, options.causal
+    if not options.causal or x.S is not None:
+        d_start = States(*call.states(call.B))
+    if not options.causal:
+        end = States(*call.states(call.B))
+        sum_states(call, keys, S, end)
+        sum_states(call, queries, dS, d_start, statistics)
+        S, dS = end, d_start
+    elif keys.segments.are_several or log_decay_needs_grad or x.S is not None:
+        S = sum_states(call, keys, S)
+        dS = sum_states(call, queries, dS, d_start, statistics)
+    else:
+        by_boundary = False
     dq, dk, dv = (call.output(y, y.shape[3]) for y in (q, k, v))
     of_queries, of_keys = None, None
     if log_decay_needs_grad:
         slices = blocks(q.shape[3], call.tile.slice)
         of_queries, of_keys = call.row_sums(q, slices), call.row_sums(k, slices)
-    for_q = Scan(queries.segments, S, statistics, x=q, products=of_queries, by_boundary=by_boundary)
-    for_v = Scan(keys.segments, dS, statistics, reverse=True, by_boundary=by_boundary)
-    for_k = for_v._replace(x=k, products=of_keys)
-    if options.causal and x.S is not None:  # not causal: the sums are the gradients
-        for_k = for_k._replace(end=States(None, d_start.z))
-        for_v = for_v._replace(end=States(d_start.S, None))
-    scan(call, for_q, (do, v, k), dq)
-    scan(call, for_k, (v, do, q), dk)
-    scan(call, for_v, (k, q, do), dv)
+    of_q = Result(queries.segments, S, statistics, x=q, products=of_queries)
+    of_v = Result(keys.segments, dS, statistics, reverse=True, by_boundary=by_boundary)
+    compute(call, of_q._replace(by_boundary=by_boundary), (do, v, k), dq)
+    compute(call, of_v._replace(x=k, products=of_keys), (v, do, q), dk)
+    compute(call, of_v, (k, q, do), dv)
     dlog_decay = None
     if of_queries is not None and of_keys is not None:
         dlog_decay = decay_gradient(call, keys.segments, (of_queries, of_keys), (S, dS))
@@ -117,7 +115,7 @@ def steps(x: Inputs, options: Options) -> Tensor:
     assert S is not None
     assert z is not None
     o = call.output(q, v.shape[3])
-    slices = blocks(v.shape[3], call.tile.slice)
+    slices = blocks(v.shape[3], call.state_slice)
     z_end = z if slices == 1 else torch.empty_like(z)
     launch(
         call,
@@ -130,7 +128,7 @@ def steps(x: Inputs, options: Options) -> Tensor:
         k.shape[2],
         *call.scalars(call.segments(k.shape[2]))[4:],
         call.heads,
-        call.sizes,
+        call.state_sizes,
     )
     if z_end is not z:
         z.copy_(z_end)
@@ -151,41 +149,42 @@ def sum_states(
     call: Pass,
     side: Side,
     start: States,
-    statistics: Statistics = NO_STATISTICS,
-    *,
     end: States = NO_STATES,
+    statistics: Statistics = NO_STATISTICS,
 ) -> States:
-    """Returns the states at the boundaries; or `end`, if given, which receives the final ones.
+    """Returns the states at the boundaries; `end`, if given, receives the final ones.
 
     `start` are the states before the first token, or, of queries, after the last one.
     """
     at, decay = side.segments, call.x.log_decay
-    states = call.states(at.boundaries)
+    sums = call.states(at.boundaries)
+    states = call.states(at.boundaries, call.operand_dtype)
     kept = None if decay is None else decay.new_empty(at.boundaries, call.H_kv)
     scalars = call.scalars(at)
     launch(
         call,
         sums_kernel,
-        at.programs * call.H_kv * blocks(side.rows[1].shape[3], call.tile.slice),
+        at.programs * call.H_kv * blocks(side.rows[1].shape[3], call.state_slice),
         *map(rows, side.rows),
         statistics,
         decay,
         call.keys,
-        States(*states),
+        States(*sums),
         kept,
         call.x.cu_seqlens,
         *scalars,
         call.heads,
-        call.sizes,
+        call.state_sizes,
         REVERSE=side.reverse,
     )
-    for part, before, after in zip(states, start, end, strict=True):
+    for part, to, before, after in zip(sums, states, start, end, strict=True):
         size = part.shape[2:].numel()
         launch(
             call,
             prefix_kernel,
             call.B * call.H_kv * blocks(size, ELEMENTS),
             part,
+            to,
             kept,
             before,
             after,
@@ -196,33 +195,36 @@ def sum_states(
             REVERSE=side.reverse,
             BLOCK=ELEMENTS,
         )
-    return States(*states) if end is NO_STATES else end
+    return States(*states)
 
 
-def scan(call: Pass, options: Scan, operands: tuple[Tensor, Tensor, Tensor], out: Tensor) -> None:
+def compute(
+    call: Pass, result: Result, operands: tuple[Tensor, Tensor, Tensor], out: Tensor
+) -> None:
     """Computes `out` of the operands a, b and c."""
     _, H, _, width = out.shape
+    segments = result.segments
+    chunks = segments.programs * (segments.tokens // call.tile.chunk)
     launch(
         call,
-        scan_kernel,
-        options.segments.programs * H * blocks(width, call.tile.slice),
+        results_kernel,
+        chunks * H * blocks(width, call.tile.slice),
         *map(rows, operands),
-        None if options.x is None else rows(options.x),
+        None if result.x is None else rows(result.x),
         rows(out),
-        options.normalizer,
-        options.products,
-        options.statistics,
+        result.normalizer,
+        result.products,
+        result.statistics,
         call.x.log_decay,
         call.keys,
-        options.start,
-        options.end,
+        result.start,
         call.x.cu_seqlens,
-        *call.scalars(options.segments),
+        *call.scalars(segments),
         call.heads,
         call.sizes,
-        REVERSE=options.reverse,
-        TRANSPOSED=options.x is not None,
-        BY_BOUNDARY=options.by_boundary,
+        REVERSE=result.reverse,
+        TRANSPOSED=result.x is not None,
+        BY_BOUNDARY=result.by_boundary,
     )
 
 

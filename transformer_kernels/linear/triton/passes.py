@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import triton.language as tl
 from torch import Tensor
 
 from ...backends.schema import empty_like_layout
@@ -18,8 +19,8 @@ from .kernels import arguments
 from .kernels.arguments import KeyRange, Scalars
 from .tiles import Tile
 
-PROGRAMS = 512
-"""Programs that fill a GPU. Sequences are cut into segments until a pass has that many."""
+MOST_STATE_COLUMNS = 64
+"""Columns of a state in the registers of one program, at most; it holds all rows."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +61,22 @@ class Pass(NamedTuple):
         return self.x.k.shape[1]
 
     @property
+    def state_slice(self) -> int:
+        """Columns of a state that a program sums."""
+        return min(self.tile.slice, MOST_STATE_COLUMNS)
+
+    @property
+    def state_sizes(self) -> arguments.Sizes:
+        return self.sizes._replace(SLICE=tl.constexpr(self.state_slice))
+
+    @property
     def is_packed(self) -> bool:
         return self.x.cu_seqlens is not None
 
     def segments(self, rows: int, *, by_chunk: bool = False) -> Segments:
-        """Returns the segments of `rows`: so long that a pass has about `PROGRAMS` programs, or a
-        chunk each."""
-        chunk, B = self.tile.chunk, self.B
-        chunks = blocks(rows, chunk)
-        all_chunks = chunks if self.is_packed else chunks * B
-        slices = blocks(self.x.v.shape[3], self.tile.slice)
-        wanted = blocks(PROGRAMS, self.H_kv * slices)
-        tokens = chunk if by_chunk else chunk * max(1, min(blocks(all_chunks, wanted), chunks))
+        """Returns the segments of `rows`: `tiles.segment` tokens each, or a chunk."""
+        B, columns = self.B, max(self.x.k.shape[3], self.x.v.shape[3])
+        tokens = self.tile.chunk if by_chunk else tiles.segment(columns)
         count = max(1, blocks(rows, tokens))
         if self.is_packed:
             numbers = rows // tokens + 2 * B if B else 0
@@ -95,11 +100,17 @@ class Pass(NamedTuple):
         """Allocates (*leading, B, H, L) in float32, uninitialized."""
         return like.new_empty((*leading, *like.shape[:3]), dtype=torch.float32)
 
-    def states(self, count: int) -> tuple[Tensor, Tensor]:
-        """Allocates S and z of `count` states of every key head, uninitialized."""
+    @property
+    def operand_dtype(self) -> torch.dtype:
+        """dtype of S at boundaries: bfloat16 if products would round it to that."""
+        return torch.bfloat16 if self.sizes.PRECISION.value == "bf16" else torch.float32
+
+    def states(self, count: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """Allocates S in `dtype` and z in float32, of `count` states of every key head,
+        uninitialized."""
         D, D_v = self.x.k.shape[3], self.x.v.shape[3]
-        S = self.x.q.new_empty((count, self.H_kv, D, D_v), dtype=torch.float32)
-        return S, S.new_empty((count, self.H_kv, D))
+        S = self.x.q.new_empty((count, self.H_kv, D, D_v), dtype=dtype)
+        return S, S.new_empty((count, self.H_kv, D), dtype=torch.float32)
 
 
 def blocks(size: int, block: int) -> int:

@@ -13,8 +13,8 @@ from ..types import Cotangents, Inputs, Options, Saved
 from . import launch, tiles
 from .kernels.arguments import Sizes
 
-_SCANS = {(False, False): "o", (False, True): "dq", (True, True): "dk", (True, False): "dv"}
-"""Results of `scan_kernel` by REVERSE and TRANSPOSED"""
+_RESULTS = {(False, False): "o", (False, True): "dq", (True, True): "dk", (True, False): "dv"}
+"""Results of `results_kernel` by REVERSE and TRANSPOSED"""
 
 
 def _launch_all(dtype: torch.dtype, columns: int) -> None:
@@ -38,9 +38,9 @@ def _has_tile(chip: Chip, dtype: torch.dtype, columns: int) -> bool:
 def _name(kernel: Any, constants: Constants) -> str:
     names: list[str] = kernel.arg_names
     found: str = kernel.__name__.removesuffix("_kernel")
-    if found == "scan":
+    if found == "results":
         reverse, transposed = (constants[(names.index(n),)] for n in ("REVERSE", "TRANSPOSED"))
-        found = _SCANS[reverse, transposed]
+        found = _RESULTS[reverse, transposed]
     elif found == "sums":
         found = "sums of dS" if constants[(names.index("REVERSE"),)] else "sums of S"
     decayed = "sizes" in names and _size(names, constants, "DECAYED")

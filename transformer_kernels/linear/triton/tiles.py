@@ -30,9 +30,9 @@ class Tile:
     """Sizes of one program, with its launch parameters."""
 
     chunk: int
-    """tokens that a step of the scan takes in"""
+    """tokens of a result that one program computes"""
     slice: int
-    """columns of the state, and of the result"""
+    """columns of the result"""
     warps: int
     stages: int
     """software pipeline stages"""
@@ -48,6 +48,15 @@ def tile(chip: Chip, columns: int, precision: Precision) -> Tile:
     """
     index = next(n for n, limit in enumerate(WIDTHS) if columns <= limit)
     return Tile(*_TILES[chip.name][precision][index])
+
+
+def segment(columns: int) -> int:
+    """Returns the tokens between two states in memory, a multiple of every chunk.
+
+    Longer segments have fewer states to write and read, and more pairs of tokens to multiply:
+    docs/linear.md, section 6.
+    """
+    return 2 * next(limit for limit in WIDTHS if columns <= limit)
 
 
 def precision(chip: Chip, dtype: torch.dtype, *, log_decay_needs_grad: bool = False) -> Precision:
@@ -69,25 +78,23 @@ _Rows = tuple[tuple[int, int, int, int], ...]
 # (chunk, slice, warps, stages) for the widths 64, 128 and 256.
 # fmt: off
 _AMPERE: dict[Precision, _Rows] = {
-    "bf16":   ((64, 64, 8, 1), (32, 64, 8, 2), (32, 32, 8, 1)),
-    "tf32":   ((32, 64, 8, 2), (16, 64, 8, 2), (16, 32, 8, 1)),
-    "bf16x3": ((32, 64, 8, 1), (16, 64, 8, 1), (16, 32, 8, 1)),
-    "bf16x6": ((32, 32, 8, 1), (16, 32, 8, 1), (16, 32, 8, 1)),
+    "bf16":   ((64, 64, 4, 1), (64, 128, 8, 2), (32, 64, 8, 1)),
+    "tf32":   ((64, 64, 4, 1), (32, 64, 4, 1), (16, 64, 8, 1)),
+    "bf16x3": ((64, 64, 8, 1), (32, 64, 8, 1), (16, 64, 8, 1)),
+    "bf16x6": ((32, 64, 4, 1), (16, 64, 8, 1), (16, 64, 8, 1)),
 }
-_HOPPER: dict[Precision, _Rows] = {
-    "bf16":   ((64, 64, 8, 2), (32, 64, 8, 2), (16, 64, 8, 1)),
-    "tf32":   ((32, 64, 8, 1), (16, 64, 8, 2), (16, 32, 8, 1)),
-    "bf16x3": ((32, 64, 8, 1), (16, 64, 8, 1), (16, 32, 8, 1)),
-    "bf16x6": ((32, 64, 8, 1), (16, 32, 8, 1), (16, 32, 8, 1)),
-}
+_HOPPER = _AMPERE | {"bf16": ((64, 64, 4, 1), (64, 128, 4, 2), (64, 128, 8, 1))}
 _TILES: dict[str, dict[Precision, _Rows]] = {
     "sm80": _AMPERE,
     "sm86": _AMPERE,
     "sm90": _HOPPER,
-    "sm100": _HOPPER | {"tf32": ((32, 64, 8, 2), (16, 64, 8, 2), (16, 32, 8, 1))},
+    "sm100": _AMPERE | {
+        "bf16": ((64, 64, 4, 1), (64, 128, 8, 2), (64, 128, 8, 1)),
+        "tf32": ((64, 64, 4, 1), (64, 64, 8, 1), (16, 64, 8, 1)),
+    },
     "gfx9": {
-        "bf16": ((64, 64, 4, 1), (32, 64, 8, 1), (32, 32, 8, 1)),
-        "ieee": ((32, 32, 4, 1), (16, 32, 8, 1), (16, 16, 8, 1)),
+        "bf16": ((64, 64, 4, 1), (64, 128, 8, 1), (32, 32, 8, 1)),
+        "ieee": ((32, 64, 4, 1), (32, 64, 4, 1), (16, 32, 8, 1)),
     },
 }
 # fmt: on

@@ -1,7 +1,7 @@
 """Triton kernels of linear attention. Triton's compiler runs these files, not Python.
 
-scan.py        the scan over chunks: o, dq, dk or dv
 states.py      states at the boundaries of segments: sums of each segment, then prefix sums
+results.py     o, dq, dk or dv of a chunk
 decay.py       sums of log-decays within a chunk, their exponentials, dlog_decay
 statistics.py  1 / l and do . o of the queries
 steps.py       the recurrence, token by token

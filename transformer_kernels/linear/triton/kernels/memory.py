@@ -81,7 +81,7 @@ def vector_addresses(z, n, h, heads, column, COLUMNS: tl.constexpr, sizes):
 
 @triton.jit
 def load_state(states, n, h, heads, column, sizes, TRANSPOSED: tl.constexpr):
-    """(T, u) of a scan, from `column` on: S and all of z, or S^T and a slice of z if TRANSPOSED.
+    """(T, u) of a result, from `column` on: S and all of z, or S^T and a slice of z if TRANSPOSED.
     Zeros if the state is None."""
     ROWS: tl.constexpr = sizes.BLOCK_DV if TRANSPOSED else sizes.BLOCK_D
     LENGTH: tl.constexpr = sizes.SLICE if TRANSPOSED else sizes.BLOCK_D
@@ -101,16 +101,14 @@ def load_state(states, n, h, heads, column, sizes, TRANSPOSED: tl.constexpr):
 
 
 @triton.jit
-def store_state(states, n, h, heads, column, T, u, sizes, TRANSPOSED: tl.constexpr):
-    """Stores (T, u) of a scan: those parts of the state that are not None"""
+def store_state(states, n, h, heads, column, S, z, sizes):
+    """Stores S, from `column` on, and z: those parts of the state that are not None"""
     if states.S is not None:
         at, mask = matrix_addresses(
-            states.S, n, h, heads, column, T.shape[0], sizes.SLICE, sizes, TRANSPOSED
+            states.S, n, h, heads, column, S.shape[0], sizes.SLICE, sizes, False
         )
-        tl.store(at, T, mask=mask)
+        tl.store(at, S, mask=mask)
     if states.z is not None:
-        at_z, in_z = vector_addresses(
-            states.z, n, h, heads, column if TRANSPOSED else 0, u.shape[0], sizes
-        )
-        if TRANSPOSED or column == 0:
-            tl.store(at_z, u, mask=in_z)
+        at_z, in_z = vector_addresses(states.z, n, h, heads, 0, z.shape[0], sizes)
+        if column == 0:
+            tl.store(at_z, z, mask=in_z)

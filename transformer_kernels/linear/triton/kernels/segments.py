@@ -94,27 +94,15 @@ def packed_segment(b, number, cu_seqlens, rows, segment):
 
 @triton.jit
 def has_no_work(at):
-    """True for packed programs beyond the segments. A sequence without tokens has one program,
-    which hands on its state. Offsets that decrease, an error, can make the index negative."""
-    return (at.index < 0) | (at.index >= tl.maximum(at.count, 1))
+    """True for packed programs beyond the segments. Offsets that decrease, an error, can make the
+    index negative."""
+    return (at.index < 0) | (at.index >= at.count)
 
 
 @triton.jit
 def start_boundary(at, REVERSE: tl.constexpr):
-    """Number of the boundary at which a scan of the segment starts"""
-    if REVERSE:
-        return at.base + tl.minimum(at.index + 1, at.count)
-    else:
-        return at.base + at.index
-
-
-@triton.jit
-def is_at_end(at, REVERSE: tl.constexpr):
-    """True if the scan of the segment ends at the last token, or at the first one if REVERSE"""
-    if REVERSE:
-        return at.index == 0
-    else:
-        return at.index == tl.maximum(at.count - 1, 0)
+    """Number of the boundary at which the segment starts, or ends if REVERSE"""
+    return at.base + at.index + (1 if REVERSE else 0)
 
 
 @triton.jit

@@ -10,10 +10,13 @@ from .memory import load_features, load_slice, store_state
 from .segments import chunk_of, chunks_of, first_segment, has_no_work, program_slice, segment_of
 from .statistics import load_statistics
 
+LOADS = tl.constexpr(8)
+"""Loads of `prefix_kernel` in flight: the sums of so many segments."""
+
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def sums_kernel(
-    x, c, statistics, log_decay, keys, states, kept, cu_seqlens,
+    x, c, statistics, log_decay, keys, sums, kept, cu_seqlens,
     rows, B, segment, segments, decay_b, decay_h, decay_l, eps,
     heads, sizes, REVERSE: tl.constexpr,
 ):  # fmt: skip
@@ -49,7 +52,7 @@ def sums_kernel(
                 rows, heads, sizes, REVERSE,
             )  # fmt: skip
     boundary = at.base + at.index if REVERSE else at.base + at.index + 1
-    store_state(states, boundary, h, heads, column, S, z, sizes, False)
+    store_state(sums, boundary, h, heads, column, S, z, sizes)
     if sizes.DECAYED:
         if column == 0:
             high, low = split(total)
@@ -77,11 +80,11 @@ def add_rows(
 
 @triton.jit(do_not_specialize=[*UNSPECIALIZED, "size", "H_kv"])
 def prefix_kernel(
-    states, kept, start, end, cu_seqlens,
+    sums, states, kept, start, end, cu_seqlens,
     rows, B, segment, segments, decay_b, decay_h, decay_l, eps,
     size, H_kv, REVERSE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Turns the sums of the segments, states (boundaries, H_kv, size), into states, in place, for
+    """Turns the sums of the segments, (boundaries, H_kv, size), into states of the same shape, for
     BLOCK elements of one head. start (B, H_kv, size) is the state before the first segment, or
     after the last one if REVERSE; None is zero. end, if not None, receives the last result. The
     running state is float64."""
@@ -95,16 +98,16 @@ def prefix_kernel(
     x = tl.zeros([BLOCK], tl.float64)
     if start is not None:
         x += tl.load(start + own, mask=mask, other=0.0)
-    n = at.base + at.count if REVERSE else at.base
-    to = states + (tl.cast(n, tl.int64) * H_kv + h) * size + element
-    tl.store(to, x.to(tl.float32), mask=mask)
-    for step in range(at.count):
+    place = at.base + at.count if REVERSE else at.base
+    place = (tl.cast(place, tl.int64) * H_kv + h) * size + element
+    tl.store(states + place, x.to(states.dtype.element_ty), mask=mask)
+    for step in tl.range(at.count, num_stages=LOADS):
         i = at.base + (at.count - 1 - step if REVERSE else step)  # the segment
+        n = i if REVERSE else i + 1
+        place = (tl.cast(n, tl.int64) * H_kv + h) * size + element
         if kept is not None:
             x *= tl.load(kept + i * H_kv + h)
-        n = i if REVERSE else i + 1
-        to = states + (tl.cast(n, tl.int64) * H_kv + h) * size + element
-        x += tl.load(to, mask=mask, other=0.0)
-        tl.store(to, x.to(tl.float32), mask=mask)
+        x += tl.load(sums + place, mask=mask, other=0.0)
+        tl.store(states + place, x.to(states.dtype.element_ty), mask=mask)
     if end is not None:
         tl.store(end + own, x.to(tl.float32), mask=mask)

@@ -39,4 +39,4 @@ def steps_kernel(
                 y /= tl.sum(query * z, 0) + eps
             to = head(o, b, g, n).data + column
             tl.store(to, y.to(o.data.dtype.element_ty), mask=in_v)
-    store_state(end, b, h, heads, first, S, z, sizes, False)
+    store_state(end, b, h, heads, first, S, z, sizes)
