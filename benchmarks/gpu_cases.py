@@ -5,10 +5,13 @@ They are created on the CPU, so that they can be listed without a GPU; `Case.to`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.runner.record import case_id
 from transformer_kernels.bench import Case, Direction
@@ -19,13 +22,14 @@ from transformer_kernels.problem.operations import (
 )
 
 TOKENS = 16384
-"""B * S of every case but those of `training_cases`."""
+"""B * S of every case but those of `training_cases` and `packed_case`."""
 WIDTH = 2048
 """H * D_v of the same cases."""
 
 LENGTHS = (4096, 16384, 1024, 8192, 2048, 512)
 MASKED_LENGTH = 8192
 GPT2, GPT2_DROPOUT = "GPT-2", "GPT-2, dropout 0.1"
+PACKED, DETERMINISTIC = "packed documents", "deterministic"
 LINEAR = "linear"
 """Linear attention with phi = elu + 1, normalized."""
 LINEAR_SUMS = "linear: sums"
@@ -120,6 +124,41 @@ def decode_cases() -> list[Case]:
         )
         for B, N in ((8, 32768), (1, 32768), (64, 2048))
     ]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedCase(Case):
+    """Causal attention of documents in one packed row of M = N tokens."""
+
+    lengths: tuple[int, ...]
+
+    @cached_property
+    def visible(self) -> float:
+        return sum(n * (n + 1) / 2 for n in self.lengths) / self.N**2
+
+    def cu_seqlens(self) -> Tensor:
+        return torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32, device=self.device)
+
+    def first(self, count: int) -> PackedCase:
+        """Returns the case of the first documents alone."""
+        lengths = self.lengths[:count]
+        return replace(self, lengths=lengths, M=sum(lengths), N=sum(lengths))
+
+
+def packed_case(tokens: int = 65536) -> PackedCase:
+    """Documents whose lengths are lognormal, with a median of 300 tokens; the last is cut."""
+    generator = torch.Generator().manual_seed(1)
+    drawn = (300 * (0.8 * torch.randn(tokens, generator=generator)).exp()).int() + 1
+    ends = [end for end in accumulate(drawn.tolist()) if end < tokens]
+    lengths = [end - start for start, end in zip([0, *ends], [*ends, tokens], strict=True)]
+    return PackedCase(
+        name=PACKED, H_q=16, H_kv=16, M=tokens, N=tokens, D=128, D_v=128,
+        dtype=torch.bfloat16, mask_name="causal", lengths=tuple(lengths),
+    )  # fmt: skip
+
+
+def deterministic_cases() -> list[Case]:
+    return [replace(causal(S, D), name=DETERMINISTIC) for S, D in ((4096, 128), (16384, 64))]
 
 
 @dataclass(frozen=True, kw_only=True)

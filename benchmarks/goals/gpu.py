@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from benchmarks.goals.goal import Goal, goal
-from benchmarks.gpu_cases import GPT2, GPT2_DROPOUT, LINEAR_SUMS
+from benchmarks.gpu_cases import DETERMINISTIC, GPT2, GPT2_DROPOUT, LINEAR_SUMS, PACKED
 from transformer_kernels.bench import Direction
 
 OURS = {"triton": 1.15, "cuda_sm80": 1.15, "cuda_sm90": 1.10}
@@ -62,6 +62,11 @@ def _linear(direction: Direction) -> Goal:
     return goal(name, "fla", "triton", least=1.0, by="mean", case=LINEAR_SUMS, direction=direction)
 
 
+def _packed(direction: Direction) -> Goal:
+    name = f"packed documents, {_TITLES[direction]}: torch varlen / cuda"
+    return goal(name, "torch varlen", "cuda", least=1.0, case=PACKED, direction=direction)
+
+
 def _decode(cache: str, B: int = 8, N: int = 32768, *, least: float = 0.8) -> Goal:
     """Fraction of the bandwidth of a copy that moves as many bytes as decoding reads."""
     name = f"decode, {B} x {N}, cache {cache}: fraction of a copy's bandwidth"
@@ -90,6 +95,15 @@ GPU_GOALS: tuple[Goal, ...] = (
         variant="cuda_sm90",
         direction="bwd",
     ),
+    goal(
+        "deterministic backward, speed relative to that without, worst",
+        "cuda_sm90",
+        "cuda_sm90, deterministic",
+        least=0.9,
+        case=DETERMINISTIC,
+        direction="bwd",
+    ),
+    *(_packed(direction) for direction in _TITLES),
     *map(_linear, _TITLES),
     _decode("in order", least=0.9),
     *map(_decode, ("pages of 64", "pages of 16")),

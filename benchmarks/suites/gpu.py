@@ -6,22 +6,28 @@ Budgets are a fifth of those of other suites, because a round takes milliseconds
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, cached_property
+from typing import Any
 
 import torch
 
 from benchmarks.gpu_cases import (
+    PackedCase,
     ceiling_cases,
     decode_cases,
+    deterministic_cases,
     grid_cases,
     linear_cases,
     masked_cases,
     name_of,
+    packed_case,
 )
 from benchmarks.runner.caches import Caches
 from benchmarks.runner.isolated import COMPILED, compile_ahead, smoke_failures
+from benchmarks.runner.packed import PackedContenders, by
 from benchmarks.runner.run import Comparison, Measurement, NotMeasuredError, Run
 from benchmarks.suites.linear import LinearContenders
 from transformer_kernels.backends import CudaBackend
@@ -51,6 +57,9 @@ def comparisons() -> Iterator[Comparison]:
         yield _comparison(name_of(case), decode, case)
     for case in linear_cases():
         yield _comparison(name_of(case), linear, case)
+    yield _comparison(name_of(packed_case()), packed, packed_case())
+    for case in deterministic_cases():
+        yield _comparison(name_of(case), deterministic, case)
     yield _comparison("masks", masks)
     for case in grid_cases():
         yield replace(_comparison(name_of(case), grid, case), case=case)
@@ -158,8 +167,60 @@ def linear(run: Run, case: Case) -> Iterator[Measurement]:
     note_skipped(run, case, found.skipped)
     for direction in DIRECTIONS:
         yield run.timed(found.contenders(direction), run.share(BUDGET))
+    assert_measured(found.skipped)
+
+
+def assert_measured(skipped: Mapping[str, str]) -> None:
+    """Raises AssertionError if kernels of ours that are built were skipped."""
     wanted = {"triton"} if CudaBackend().unavailable_reason() else {"cuda", "triton"}
-    assert not found.skipped.keys() & wanted, found.skipped
+    assert not skipped.keys() & wanted, skipped
+
+
+def packed(run: Run, case: PackedCase) -> Iterator[Measurement]:
+    """Packed documents; torch's kernel for them is that of FlashAttention 2."""
+    found = PackedContenders(case, {name: by(name) for name in ("cuda", "triton")})
+    note_skipped(run, case, found.skipped)
+    for direction in DIRECTIONS:
+        yield run.timed(found.contenders(direction), run.share(BUDGET))
+    assert_measured(found.skipped)
+
+
+def deterministic(run: Run, case: Case) -> Iterator[Measurement]:
+    """Backward passes of our kernels, each with and without torch's deterministic mode."""
+    trial = Trials(run).trial(case)
+    checked = trial.checked
+    ours = [name for name in checked.attends if not VARIANTS[name].is_peer]
+    contenders = checked.contenders("bwd", ours)
+    yield run.timed([*contenders, *map(in_order, contenders)], run.share(BUDGET))
+    assert trial.broken == {}
+
+
+def in_order(contender: Contender) -> Contender:
+    """Returns the contender in torch's deterministic mode."""
+
+    def prepare() -> Workload:
+        workload = contender.prepare()
+
+        def work() -> None:
+            with deterministic_mode():
+                workload()
+
+        return work
+
+    return replace(contender, prepare=prepare, variant=f"{contender.variant}, deterministic")
+
+
+@contextmanager
+def deterministic_mode() -> Iterator[None]:
+    """Torch's deterministic algorithms, without its writes to uninitialized memory."""
+    memory: Any = torch.utils.deterministic
+    fills, memory.fill_uninitialized_memory = memory.fill_uninitialized_memory, False
+    torch.use_deterministic_algorithms(mode=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+        memory.fill_uninitialized_memory = fills
 
 
 def masks(run: Run) -> Iterator[Measurement]:

@@ -326,9 +326,9 @@ constexpr bool decodes(int64_t B, int64_t H_q, int64_t H_kv, int64_t M, int64_t 
   return H_q > H_kv || B * H_q < kManyHeads;
 }
 
-// Linear attention: a CTA computes `tokens` rows and `slice` columns of a result, 16 rows a warp.
-// Shared memory holds rows of a and b, and `slice` columns of c; before, of the state in place of b
-// and c: at most 99 KiB, so that one set of tiles serves all chips.
+// Linear attention: a CTA computes `tokens` rows and `slice` columns of a result, 16 rows per warp.
+// Shared memory holds rows of a, and first `slice` columns of the state, then rows of b and `slice`
+// columns of c: at most 99 KiB, so that one set of tiles serves all chips.
 struct LinearTile {
   int tokens, slice;
 

@@ -16,7 +16,11 @@
 // are those of all tokens, and there are no W. docs/linear.md, sections 2, 3 and 6.
 #pragma once
 
-#include "cuda/linear/boundary_states.cuh"
+#include "cuda/linear/decay.cuh"
+#include "cuda/linear/features.cuh"
+#include "cuda/linear/load_rows.cuh"
+#include "cuda/linear/running_state.cuh"
+#include "cuda/linear/statistics.cuh"
 
 namespace tk::cuda {
 

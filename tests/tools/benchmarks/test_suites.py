@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -17,7 +16,6 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
 from benchmarks.conftest import SUITES, comparisons
-from benchmarks.gpu_cases import linear_cases
 from benchmarks.runner import ranks, without_amx
 from benchmarks.runner.checks import Sizes, causal_sizes
 from benchmarks.runner.record import case_id
@@ -184,24 +182,6 @@ def test_operations_of_linear_attention_are_those_of_its_chunks() -> None:
     triangles = 2 * 0.75 * 64 * 64 * 8
     states = 2 * 64 * 8 * 8
     assert case.operations("fwd") == 2 * 2 * 2 * (triangles + states)
-
-
-@pytest.mark.parametrize("sums", [False, True])
-def test_linear_attention_of_the_suite_gpu(sums: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = replace(linear_cases()[sums], B=1, H_q=2, H_kv=2, M=130, N=130, D=8, D_v=8)
-    assert case.operations("fwd") == 4 * 2 * 130 * 8 * 8
-    monkeypatch.setitem(sys.modules, "fla.ops.linear_attn.naive", None)
-    wrong = fused
-    monkeypatch.setattr(linear, "ours", lambda case, backend, ours=linear.ours: (
-        wrong if backend == "wrong" else ours(case, backend)))  # fmt: skip
-    found = linear.LinearContenders(case, {"mine": "cpu", "wrong": "wrong"})
-    assert list(found.skipped) == ["wrong", "fla"]
-    assert "of the largest value" in found.skipped["wrong"]
-    mine, sdpa = found.contenders("bwd")
-    assert (mine.variant, sdpa.variant, sdpa.case.mask_name) == ("mine", "sdpa", "causal")
-    assert 0 < mine.error < 0.03
-    for one in (mine, sdpa):
-        one.prepare()()
 
 
 # Layers.
