@@ -65,7 +65,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--variants",
         type=lambda text: text.split(","),
         default=list(VARIANTS),
-        help=f"variants to measure besides naive: {','.join(VARIANTS)}",
+        help="variants to measure (default: all of %(default)s)",
     )
     group.addoption(
         "--seconds",

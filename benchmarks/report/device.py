@@ -65,7 +65,7 @@ class Entry:
         return [
             f"{row.case}, {row.dtype}, {shape}{threads}",
             TITLES[row.direction],
-            milliseconds(row.median_ms),
+            milliseconds(row.median_ms) + ("" if row.slower is None else "*"),
             UNKNOWN if self.naive is None else f"{self.naive.ratio:.2f}",
             UNKNOWN if self.peer is None else f"{self.peer.ratio:.2f}",
             label or UNKNOWN,

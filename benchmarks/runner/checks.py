@@ -152,7 +152,7 @@ def check_at(length: int, case: Case, variants: Sequence[Variant]) -> CheckedCas
     Args:
         length: number of queries and keys of the check.
         case: the case. Its mask must not depend on the length.
-        variants: variants to check; they include "naive".
+        variants: variants to check.
 
     Returns:
         The case at its own length, without naive attention, with the errors of the shorter one.

@@ -101,6 +101,8 @@ def as_text(rows: Iterable[Row]) -> list[str]:
             f"{row.median_ms / first.median_ms:7.3f}x  {peak}  {error}  {rates}  "
             f"threads {row.threads}"
         )
+        if row.slower is not None:
+            line += f"  disturbed: {row.slower:.0%} slower than usual"
         lines.append(line)
     return lines
 

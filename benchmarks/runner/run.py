@@ -73,12 +73,12 @@ class Run:
             keep: append to `folder/<device>/<suite>.csv`; otherwise replace `folder/<suite>.csv`.
             tolerance: how much slower than usual the machine may be, as a fraction, if rows are
                 kept.
-            variants: names of the variants to measure; "naive" always is.
+            variants: names of the variants to measure.
             time_limit: seconds after which the suite `gpu` starts no further case.
         """
         self.provenance = provenance
         self.budget = budget
-        self.variants = tuple(dict.fromkeys(["naive", *variants]))
+        self.variants = tuple(dict.fromkeys(variants))
         self.time_limit = time_limit
         self.selected: list[Comparison] = []
         """comparisons that will be measured, in order"""
@@ -119,34 +119,28 @@ class Run:
         """Checks and measures a comparison, and adds its rows.
 
         If rows are kept, the machine is watched: a measurement is repeated while another process
-        disturbs it, and left out after TRIES.
+        disturbs it. Rows of the last of TRIES are marked (`Row.slower`).
 
         Returns:
-            The rows, without those that were left out.
+            The rows.
         """
         rows = []
         for measurement in comparison.measurements(self):
-            found = self._steady(suite, comparison, measurement)
+            found = self._steady(suite, comparison.device, measurement)
             self.add(found)
             rows += found
         return rows
 
-    def _steady(self, suite: str, comparison: Comparison, measurement: Measurement) -> list[Row]:
+    def _steady(self, suite: str, device: torch.device, measurement: Measurement) -> list[Row]:
         if not self._keep:
             return measurement(suite)
-        device = comparison.device
         if device not in self._watches:
             self._watches[device] = Watch(Probe(device))
         steady = measure_steadily(
             [suite], measurement, self._watches[device], tolerance=self._tolerance
         )
-        for one in steady.disturbed:
-            direction = one.result[0].direction if one.result else ""
-            self.skipped.append(
-                f"{suite}: {comparison.name}, {direction}: the machine was {one.slower:.0%} slower "
-                "than usual during the last try"
-            )
-        return [row for _, result in steady.results for row in result]
+        marked = [replace(row, slower=one.slower) for one in steady.disturbed for row in one.result]
+        return [*(row for _, result in steady.results for row in result), *marked]
 
     def add(self, rows: Sequence[Row]) -> None:
         """Adds rows and writes them to the file of their suite."""

@@ -1,8 +1,8 @@
 """Training steps of the reference models: naive attention, torch's and ours.
 
 A step is forward, backward and optimizer. Memory is the peak of a step beyond weights, gradients
-and optimizer state. `error` is the difference of the first loss from that of naive attention,
-relative.
+and optimizer state. `error` is the difference of the first loss from that of the first
+implementation, relative.
 """
 
 from __future__ import annotations

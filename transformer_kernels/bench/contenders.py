@@ -15,7 +15,7 @@ from .provenance import Provenance
 from .rows import Row, make_row
 from .timer import Budget, Interleaver, Timing, clock_for
 from .tolerance import assert_within_rule
-from .variants import Variant
+from .variants import VARIANTS, Variant
 from .workload import Prepare, prepare_work
 
 
@@ -98,7 +98,7 @@ def check(case: Case, variants: list[Variant], expected: Expected | None = None)
 
     Args:
         case: the case.
-        variants: variants to run; they include "naive" unless `expected` is given.
+        variants: variants to run.
         expected: outputs to compare with, computed here by default.
 
     Raises:
@@ -108,7 +108,10 @@ def check(case: Case, variants: list[Variant], expected: Expected | None = None)
     attends = {variant.name: variant.attend_for(case) for variant in variants}
     outputs = {name: run_once(attend, inputs, case.learned) for name, attend in attends.items()}
     if expected is None:
-        expected = Expected(exact_outputs(case, inputs), outputs["naive"])
+        naive = outputs.get("naive") or run_once(
+            VARIANTS["naive"].attend_for(case), inputs, case.learned
+        )
+        expected = Expected(exact_outputs(case, inputs), naive)
     for name, got in outputs.items():
         assert_correct(name, case, got, expected)
     return CheckedCase(case, inputs, attends, outputs, expected)

@@ -55,6 +55,9 @@ class Row:
     """see `peak_extra_bytes`; None if the system cannot measure it"""
     error: float
     """largest error against float64, relative to the largest value"""
+    slower: float | None = None
+    """how much slower than usual the machine was, as a fraction, if another process disturbed every
+    try; times of rows that were measured together still have the right ratios"""
 
 
 COLUMNS = tuple(field.name for field in fields(Row))

@@ -13,4 +13,4 @@ from tests.tools.benchmarks.measuring import BUDGET
 
 @pytest.fixture
 def run(tmp_path: Path, without_memory: None) -> Run:
-    return Run(PROVENANCE, BUDGET, folder=tmp_path, keep=False, variants=["sdpa", "cpu"])
+    return Run(PROVENANCE, BUDGET, folder=tmp_path, keep=False, variants=["naive", "sdpa", "cpu"])

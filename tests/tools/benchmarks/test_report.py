@@ -44,6 +44,10 @@ def test_ours_is_compared_with_naive_the_fastest_peer_and_the_ceiling() -> None:
     ]  # fmt: skip
 
 
+def test_disturbed_times_have_a_star() -> None:
+    assert only([replace(one, slower=0.3) for one in rows()]).cells[2:4] == ["2*", "4.50"]
+
+
 def test_our_fastest_variant_counts() -> None:
     entry = only([*rows(), replace(rows()[0], variant="triton", median_ms=1.0)])
     assert (entry.ours.variant, entry.cells[4], entry.is_loss) == ("triton", "2.50", False)
