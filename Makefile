@@ -35,7 +35,8 @@ help:
 	@echo "make fuzz      random calls; SECONDS=60 SEED=1 ONLY=cpu, SANITIZE=1"
 	@echo "make bench     the benchmarks"
 	@echo "make hub       kernels for HuggingFace's library \`kernels\`, in build/hub"
-	@echo "make gpu       on a CUDA device: build, GPU tests, compute-sanitizer, benchmark; OUT=DIR"
+	@echo "make gpu       on a CUDA device: build, GPU tests, benchmarks; OUT=DIR; WITH=rehearse on"
+	@echo "               a CPU, \"built\" without the build, \"sanitizer\" with compute-sanitizer"
 	@echo "make gpu-grid  on a CUDA device: the benchmark suite gpu to its end, recorded"
 	@echo "make gpu-tune  on a CUDA device: tiles of the kernels against the present ones, in turns;"
 	@echo "               ONLY=NAMES, OUT=DIR"
@@ -97,8 +98,9 @@ bench: $(call packages,test) build
 
 # Ten minutes at most. Logs and rows are written to OUT, by default benchmarks/results/<device>.
 OUT ?=
+WITH ?=
 gpu: $(call packages,test)
-	@$(RUN) -m benchmarks.runner.gpu $(if $(OUT),--out "$(OUT)")
+	@$(RUN) -m benchmarks.runner.gpu $(if $(OUT),--out "$(OUT)") $(WITH:%=--%)
 
 gpu-grid: $(call packages,test) build
 	$(RUN) -m benchmarks gpu --record -W default --time-limit inf

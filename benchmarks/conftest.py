@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.goals.check import MISSING, as_columns, check_goals
 from benchmarks.report.device import write_report
+from benchmarks.runner import target
 from benchmarks.runner.record import RECORDED, UNRECORDED, as_text, longest_ago_first
 from benchmarks.runner.run import Comparison, Run
 from transformer_kernels.bench import VARIANTS, Budget, Provenance, device_slug, read_rows
@@ -85,6 +86,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    target.prepare()
     if unknown := set(config.getoption("--suite")) - set(SUITES):
         raise pytest.UsageError(f"--suite: expected names of {', '.join(SUITES)}, got {unknown}")
     threads = config.getoption("--threads")
@@ -93,9 +95,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # pytest-benchmark's table would show times of whole comparisons, which mix the variants.
     config.option.benchmark_quiet = True
     keep = config.getoption("--record")
+    seconds = config.getoption("--seconds")
     config.stash[_RUN] = Run(
         Provenance.now(),
-        Budget(config.getoption("--seconds")),
+        Budget(seconds, 1, 1) if target.IS_REHEARSAL else Budget(seconds),
         folder=RECORDED if keep else config.getoption("--rows"),
         keep=keep,
         tolerance=config.getoption("--tolerance") / 100,

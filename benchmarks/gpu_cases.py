@@ -111,9 +111,12 @@ def cost_masks(B: int, S: int, block: int) -> list[tuple[str, str, Mask | None]]
     ]
 
 
-def masked_cases(S: int = MASKED_LENGTH) -> list[Case]:
-    masks = cost_masks(TOKENS // S, S, BLOCK)
-    return [gpu_case(name, S, 128, mask=mask, mask_name=kind) for name, kind, mask in masks]
+def masked_cases(S: int = MASKED_LENGTH, tokens: int = TOKENS) -> list[Case]:
+    B = tokens // S
+    return [
+        replace(gpu_case(name, S, 128, mask=mask, mask_name=kind), B=B)
+        for name, kind, mask in cost_masks(B, S, BLOCK)
+    ]
 
 
 def decode_cases() -> list[Case]:

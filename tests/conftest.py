@@ -82,7 +82,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Keeps the tests that can run here, of the chosen tier and share."""
     from tests.support.tiers import dearest_first, quick_items
 
-    if not torch.cuda.is_available():
+    if not (torch.cuda.is_available() or config.option.collectonly):
         _keep(items, lambda item: item.get_closest_marker("gpu") is None)
     tier, share = config.getoption("tier"), config.getoption("share")
     if tier is None and share is None:

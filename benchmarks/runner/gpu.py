@@ -1,8 +1,12 @@
 """All checks that need a CUDA device, in at most ten minutes: `make gpu`.
 
-Stages: build of the extension, tests marked `gpu`, compute-sanitizer on a few small calls, and the
-benchmark suite `gpu`. Each stage has a time limit, and the time of the benchmark is reserved. Logs,
-rows and summary.txt are written to one folder. The exit status is 1 unless all stages pass.
+Stages: build of the extension, tests marked `gpu`, compute-sanitizer on a few small calls if asked
+for, the benchmark suite `gpu`, and training steps of GPT-2. Each stage has a time limit, and the
+time of the benchmarks is reserved. Logs, rows and summary.txt are written to one folder. The exit
+status is 1 unless all stages pass.
+
+A rehearsal runs the same stages on the CPU (benchmarks/runner/target.py); the tests are only
+collected.
 """
 
 from __future__ import annotations
@@ -17,18 +21,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from benchmarks.goals.check import as_columns, check_goals, provenance
-from benchmarks.runner.record import RECORDED, ROOT
-from transformer_kernels.bench import Provenance, Row, device_slug, read_rows
+from benchmarks.runner.record import RECORDED, ROOT, UNRECORDED, as_text
+from benchmarks.runner.target import REHEARSAL
+from transformer_kernels.bench import VARIANTS, Provenance, Row, device_slug, read_rows
 
 SECONDS = 570.0
 """Time for all stages: ten minutes less the start of make and Python, and a margin."""
+HOUR = 3600.0
+"""Likewise, of a rehearsal."""
 
 SANITIZERS = {"memcheck": 45.0, "racecheck": 35.0}
 """Tools of compute-sanitizer, with the seconds reserved for each."""
@@ -43,7 +50,12 @@ LAST_CASE = 10.0
 """Seconds that the benchmark may take to finish its current case after the time limit."""
 TEST_SECONDS = 60
 """Time limit of one test; a longer one is considered hanging."""
-LOGS = ("build.log", "tests.log", "sanitizer.log", "benchmark.log")
+LOGS = ("build.log", "tests.log", "sanitizer.log", "benchmark.log", "training.log")
+ROWS = ("gpu.csv", "training.csv")
+TIMED = [name for name in VARIANTS if name not in ("naive", "sdpa", "sdpa_efficient")]
+"""Variants of the suite `gpu`: not those that take most of the time, or choose another one."""
+TOLERANCE = "20"
+"""Percent; a GPU at its limit of power is never steady, and repetitions cost its time."""
 
 GRACE = 20.0
 """Seconds between SIGINT and SIGKILL for a stage that is out of time. pytest-xdist needs 10 to give
@@ -135,26 +147,37 @@ def run(stage: Stage, seconds: float) -> Outcome:
     return Outcome(stage.name, code, time.monotonic() - start, tuple(tail))
 
 
-def stages(out: Path, *, record: bool, sanitizer: str | None) -> list[Stage]:
+def stages(
+    out: Path,
+    *,
+    record: bool,
+    sanitizer: str | None = None,
+    built: bool = False,
+) -> list[Stage]:
     """Returns the stages in order.
 
     Args:
         out: folder of logs and rows.
         record: append rows to the recorded ones; otherwise they replace those in `out`.
         sanitizer: path of compute-sanitizer; None skips its stages.
+        built: the extension is there: the first stage says what it was built for.
     """
     python = sys.executable
+    build = ["-m", "transformer_kernels", "info"]
+    if not built:
+        build = ["setup.py", "--quiet", "build_ext", "--inplace"]
     targets = [python, "-m", "tests.gpu.sanitizer_targets"]
     destination = ["--record"] if record else ["--rows", str(out)]
+    destination += ["--tolerance", TOLERANCE, "-W", "default"]  # torch's warnings are no errors
     sanitizer_stages = (
         [] if sanitizer is None else [_sanitize(sanitizer, t, targets, out) for t in SANITIZERS]
     )
     return [
         Stage(
             name="build",
-            command=lambda _: [python, "setup.py", "--quiet", "build_ext", "--inplace"],
+            command=lambda _: [python, *build],
             log=out / "build.log",
-            least=60.0,
+            least=10.0 if built else 60.0,
         ),
         Stage(
             name="tests",
@@ -177,14 +200,32 @@ def stages(out: Path, *, record: bool, sanitizer: str | None) -> list[Stage]:
         Stage(
             name="benchmark",
             command=lambda seconds: [
-                *(python, "-m", "benchmarks", "gpu", *destination),
-                *("-W", "default"),  # torch's warnings must not be errors here
+                *(python, "-m", "benchmarks", "gpu", *destination, "--variants", ",".join(TIMED)),
                 *("--time-limit", f"{max(0.0, seconds - LAST_CASE):.0f}"),
             ],
             log=out / "benchmark.log",
-            least=250.0,
+            least=220.0,
+        ),
+        Stage(
+            name="training",
+            command=lambda _: [
+                *(python, "-m", "benchmarks", "training", *destination),
+                *("-k", "gpt2_gpt2", "--variants", "sdpa,cuda_sm90,cuda_sm80,cpu"),
+            ],
+            log=out / "training.log",
+            least=40.0,
         ),
     ]
+
+
+def rehearsed(stage: Stage) -> Stage:
+    """Returns the stage on the CPU. Tests need the device: they are collected, not run."""
+    more = ["--collect-only", "-q"] if stage.name == "tests" else []
+    return replace(
+        stage,
+        command=lambda seconds: [*stage.command(seconds), *more],
+        environment={**stage.environment, **REHEARSAL},
+    )
 
 
 def _in_parallel() -> list[str]:
@@ -230,19 +271,18 @@ def impossible_reason(command: str = "make gpu") -> str | None:
     if torch.cuda.is_available():
         return None
     built = "is built without CUDA" if torch.version.cuda is None else "finds none"
-    return f"{command} needs a CUDA device, and torch {torch.__version__} {built}"
+    needed = f"{command} needs a CUDA device, and torch {torch.__version__} {built}"
+    return f"{needed}; WITH=rehearse runs it on the CPU"
 
 
-def summary(rows: Sequence[Row], outcomes: Iterable[Outcome], sanitizer: str | None) -> list[str]:
-    """Returns the lines of summary.txt: outcomes of the stages, ceilings and goals."""
+def summary(rows: Sequence[Row], outcomes: Iterable[Outcome]) -> list[str]:
+    """Returns the lines of summary.txt: outcomes of the stages, ceilings, goals and steps."""
     lines = [str(outcome) for outcome in outcomes]
-    if sanitizer is None:
-        lines.append(
-            "sanitizer  NOT RUN      compute-sanitizer is neither on PATH nor in CUDA_HOME"
-        )
     if not rows:
         return [*lines, "", "nothing was measured"]
-    return [*lines, "", provenance(rows), *_ceilings(rows), "", *as_columns(check_goals(rows))]
+    steps = as_text(row for row in rows if row.suite == "training")
+    lines += ["", provenance(rows), *_ceilings(rows), "", *as_columns(check_goals(rows))]
+    return [*lines, *steps]
 
 
 def _ceilings(rows: Iterable[Row]) -> Iterator[str]:
@@ -258,29 +298,37 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="default: benchmarks/results/<device>"
     )
-    given: Path | None = parser.parse_args().out
-    reason = impossible_reason()
+    parser.add_argument("--built", action="store_true", help="use the extension as it is")
+    parser.add_argument("--sanitizer", action="store_true", help="run compute-sanitizer, too")
+    parser.add_argument("--rehearse", action="store_true", help="on the CPU; needs no device")
+    args = parser.parse_args()
+    reason = None if args.rehearse else impossible_reason()
+    sanitizer = find_sanitizer() if args.sanitizer else None
+    if args.sanitizer and sanitizer is None:
+        reason = "compute-sanitizer is neither on PATH nor in CUDA_HOME"
     if reason is not None:
         print(reason, file=sys.stderr)
         return 1
-    out = (given or RECORDED / device_slug(torch.device("cuda"))).resolve()
+    record = args.out is None and not args.rehearse
+    default = RECORDED / device_slug(torch.device("cuda")) if record else UNRECORDED
+    out: Path = (args.out or default).resolve()
     out.mkdir(parents=True, exist_ok=True)
-    for name in LOGS:
+    for name in (*LOGS, *(() if record else ROWS)):
         (out / name).unlink(missing_ok=True)
-    if given is not None:
-        (out / "gpu.csv").unlink(missing_ok=True)
-    sanitizer = find_sanitizer()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # also ends the running stage
     started = Provenance.now().date
+    planned = stages(out, record=record, sanitizer=sanitizer, built=args.built)
+    if args.rehearse:
+        planned = list(map(rehearsed, planned))
     outcomes = []
-    for outcome in run_all(stages(out, record=given is None, sanitizer=sanitizer), SECONDS):
+    for outcome in run_all(planned, HOUR if args.rehearse else SECONDS):
         if not outcome.passed:
             print(*outcome.tail, sep="\n")
         print(outcome, flush=True)
         outcomes.append(outcome)
-    recorded = read_rows(out / "gpu.csv") if (out / "gpu.csv").exists() else []
-    rows = [row for row in recorded if row.date >= started]
-    lines = summary(rows, outcomes, sanitizer)
+    found = [read_rows(out / name) for name in ROWS if (out / name).exists()]
+    rows = [row for of_suite in found for row in of_suite if row.date >= started]
+    lines = summary(rows, outcomes)
     (out / "summary.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     print("", *lines, "", f"logs and rows: {out}", sep="\n")
     return 0 if rows and all(outcome.passed for outcome in outcomes) else 1

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from benchmarks.gpu_cases import causal, grid_cases, masked_cases, name_of
+from benchmarks.runner import target
 from benchmarks.runner.record import ROOT
 from transformer_kernels.bench import VARIANTS, run_once
 from transformer_kernels.bench.trial import failure_reason, try_out
@@ -87,8 +88,9 @@ def failures(
 def smoke(variant: str) -> str | None:
     """Returns the reason why a variant fails small cases, or None."""
     for width in (64, 128):
-        trial = try_out(causal(512, width).to(torch.device("cuda")), [VARIANTS[variant]])
-        torch.cuda.synchronize()
+        trial = try_out(target.placed(causal(512, width)), [VARIANTS[variant]])
+        if target.DEVICE.type == "cuda":
+            torch.cuda.synchronize()
         if trial.broken:
             return f"width {width}: {trial.broken[variant]}"
     return None
@@ -96,8 +98,9 @@ def smoke(variant: str) -> str | None:
 
 def compile_case(name: str, *variants: str) -> str | None:
     """Runs variants of a case; returns the reasons of those that fail, or None."""
-    (case,) = (one for one in [*masked_cases(), *grid_cases()] if name_of(one) == name)
-    case = case.to(torch.device("cuda"))
+    masks = zip(masked_cases(), target.placed_masks(), strict=True)
+    grid = ((case, target.placed(case)) for case in grid_cases())
+    (case,) = (here for case, here in [*masks, *grid] if name_of(case) == name)
     inputs = case.inputs()
     reasons = {
         one: failure_reason(lambda one=one: run_once(VARIANTS[one].attend_for(case), inputs))  # type: ignore[misc]
@@ -108,5 +111,6 @@ def compile_case(name: str, *variants: str) -> str | None:
 
 
 if __name__ == "__main__":
+    target.prepare()
     program, *words = sys.argv[1:]
     sys.exit(smoke(*words) if program == "smoke" else compile_case(*words))

@@ -25,6 +25,7 @@ from benchmarks.gpu_cases import (
     name_of,
     packed_case,
 )
+from benchmarks.runner import target
 from benchmarks.runner.caches import Caches
 from benchmarks.runner.isolated import COMPILED, compile_ahead, smoke_failures
 from benchmarks.runner.packed import PackedContenders, by
@@ -36,7 +37,6 @@ from transformer_kernels.bench.contenders import CheckedCase, Contender
 from transformer_kernels.bench.trial import Trial, try_out
 from transformer_kernels.bench.workload import Workload
 
-DEVICE = torch.device("cuda")
 NAIVE_ROUNDS = 3
 FLEX_SHARE = 0.5
 """Fraction of the time limit for compiling FlexAttention, which takes seconds per case."""
@@ -67,13 +67,13 @@ def comparisons() -> Iterator[Comparison]:
 
 def _comparison(name: str, measure: Callable[..., Iterator[Measurement]], *of: Case) -> Comparison:
     def measurements(run: Run) -> Iterator[Measurement]:
-        if not torch.cuda.is_available():
-            raise NotMeasuredError("the suite gpu needs a CUDA device; torch finds none")
+        if (reason := target.missing_reason()) is not None:
+            raise NotMeasuredError(reason)
         if run.time_left < ONE_CASE:
             raise NotMeasuredError(f"the suite's time limit of {run.time_limit:.0f} s is used up")
-        yield from measure(run, *(case.to(DEVICE) for case in of))
+        yield from measure(run, *map(target.placed, of))
 
-    return Comparison(name=name, measurements=measurements, device=DEVICE)
+    return Comparison(name=name, measurements=measurements, device=target.DEVICE)
 
 
 @cache
@@ -88,7 +88,9 @@ class Trials:
     @cached_property
     def failing(self) -> dict[str, str]:
         """Our variants that fail the smoke test, with reasons; they are not measured."""
-        return smoke_failures([one.name for one in self._run.usable(DEVICE) if not one.is_peer])
+        return smoke_failures(
+            [one.name for one in self._run.usable(target.DEVICE) if not one.is_peer]
+        )
 
     @cached_property
     def _compiled(self) -> list[str]:
@@ -97,17 +99,20 @@ class Trials:
         for one in self._run.selected:
             if one.case is not None:
                 names.append(name_of(one.case))
-            elif one.device == DEVICE and one.name == "masks":
+            elif one.device == target.DEVICE and one.name == "masks":
                 names += map(name_of, masked_cases())
-        usable = [one.name for one in self._run.usable(DEVICE) if one.name not in self.failing]
+        usable = [
+            one.name for one in self._run.usable(target.DEVICE) if one.name not in self.failing
+        ]
         if variants := [name for name in usable if name in COMPILED]:
-            compile_ahead(names, variants, AHEAD_SHARE * self._run.time_limit)
+            most = 2 if target.IS_REHEARSAL else None
+            compile_ahead(names[:most], variants, AHEAD_SHARE * self._run.time_limit)
         return names
 
     def trial(self, case: Case) -> Trial:
         """Checks a case and records the variants skipped, with reasons."""
         assert self._compiled is not None
-        chosen = [one for one in self._run.usable(DEVICE) if one.name not in self.failing]
+        chosen = [one for one in self._run.usable(target.DEVICE) if one.name not in self.failing]
         without = self._flex_seconds <= 0
         trial = try_out(case, [one for one in chosen if not (without and one.name == "flex")])
         self._flex_seconds -= trial.seconds.get("flex", 0.0)
@@ -141,10 +146,10 @@ def large_product(case: Case) -> Workload:
 
 
 def large_copy(case: Case) -> Workload:
-    source, target = (
+    source, copy = (
         torch.empty(2 * case.D, dtype=case.dtype, device=case.device).normal_() for _ in range(2)
     )
-    return lambda: target.copy_(source)
+    return lambda: copy.copy_(source)
 
 
 def decode(run: Run, case: Case) -> Iterator[Measurement]:
@@ -226,7 +231,7 @@ def deterministic_mode() -> Iterator[None]:
 def masks(run: Run) -> Iterator[Measurement]:
     """Interleaves all masks, because the cost of a mask is a ratio."""
     torch.compiler.reset()
-    trials = [Trials(run).trial(case.to(DEVICE)) for case in masked_cases()]
+    trials = [Trials(run).trial(case) for case in target.placed_masks()]
     yield from _measured(run, [trial.checked for trial in trials])
     assert [trial.broken for trial in trials if trial.broken] == []
 

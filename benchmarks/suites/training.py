@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 
+from benchmarks.runner import target
 from benchmarks.runner.checks import Sizes
 from benchmarks.runner.run import Comparison, Measurement, NotMeasuredError, Run
 from transformer_kernels.backends.native.cuda_support import runs_hopper
@@ -34,9 +35,10 @@ def comparisons() -> Iterator[Comparison]:
             yield _comparison(f"{kind} {preset}", config)
     for context in CONTEXTS:
         yield _comparison("gpt2 demo", with_context(PRESETS["gpt2"]["demo"], context, TOKENS))
-    gpt2 = replace(PRESETS["gpt2"]["gpt2"], precision="bfloat16", device="cuda")
+    preset, part = ("demo", 16) if target.IS_REHEARSAL else ("gpt2", 1)
+    gpt2 = replace(PRESETS["gpt2"][preset], precision="bfloat16", device=target.DEVICE.type)
     for context in (1024, 4096):
-        yield _comparison("gpt2 gpt2", with_context(gpt2, context, 16_384))
+        yield _comparison("gpt2 gpt2", with_context(gpt2, context // part, 16_384 // part))
 
 
 def with_context(config: TrainConfig, context: int, tokens: int) -> TrainConfig:

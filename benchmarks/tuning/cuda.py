@@ -121,10 +121,8 @@ def _line(cells: Iterable[str]) -> str:
 def libraries_of(group: Group, rows: Mapping[str, str]) -> list[Library]:
     """The libraries to compare in the cases of a group: the present kernels, the same again, whose
     ratio to the first would be 1 if the measurement were exact, and other tiles.
-
-    sm80 and sm90 have their own present kernels, because a library chooses between them once.
     """
-    present = [Library(f"{group.kernels}-{name}") for name in ("present", "again")]
+    present = [Library(f"{group}-{name}", group.unit) for name in ("present", "again")]
     own = [
         Library(f"{group}-{change}", group.unit, f"{group.macro}={row}")
         for change, row in rows.items()
@@ -141,12 +139,16 @@ def build(tiles: Tiles, original: libraries.Original) -> dict[str, Path]:
     Raises:
         CompileError: a library does not compile.
     """
-    every = {x.name: x for group, rows in tiles.items() for x in libraries_of(group, rows)}
-    paths = libraries.build(list(every.values()), original)
-    for name, library in every.items():
+    paths = libraries.build(every(tiles), original)
+    for library in every(tiles):
         for text in libraries.advice(library, original):
-            print(f"{name}: {text}", flush=True)
+            print(f"{library.name}: {text}", flush=True)
     return paths
+
+
+def every(tiles: Tiles) -> list[Library]:
+    """The libraries of all groups."""
+    return [library for group, rows in tiles.items() for library in libraries_of(group, rows)]
 
 
 def use_library(device: torch.device, namespace: str) -> None:
@@ -250,7 +252,7 @@ def conclusion(tiles: Tiles, results: Sequence[Result]) -> Iterator[str]:
             if result.group == group:
                 median = 0.0 if result.ratio is None else result.ratio.median
                 ratios.setdefault(result.library.removeprefix(f"{group}-"), []).append(median)
-        again = ratios.pop(f"{group.kernels}-again", [])
+        again = ratios.pop("again", [])
         noise = max((abs(ratio - 1.0) for ratio in again if ratio), default=0.0)
         repeat = "; repeat with more --seconds" if noise > MARGIN else ""
         yield f"{group}: the present kernels differ from themselves by up to {noise:.1%}{repeat}"
@@ -270,39 +272,51 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--S", nargs="+", type=int, default=LENGTHS, help="lengths of sequences")
     parser.add_argument("--seconds", type=float, default=3.0, help="for each case (%(default)s)")
+    parser.add_argument("--build", action="store_true", help="build the libraries; needs no GPU")
+    parser.add_argument("--built", action="store_true", help="measure libraries that are built")
     out = ROOT / "build" / "benchmarks"
     parser.add_argument("--out", type=Path, default=out, help="folder of tune.csv")
 
 
 def run(args: argparse.Namespace) -> None:
+    tiles = {
+        group: chosen
+        for group, rows in TILES.items()
+        if (chosen := {name: row for name, row in rows.items() if f"{group}-{name}" in args.only})
+    }
+    try:
+        if args.build:
+            print(*build(tiles, libraries.extension()).values(), sep="\n")
+        else:
+            _measure(tiles, args)
+    except (CompileError, NoCudaError, DeviceLostError) as error:
+        sys.exit(str(error))
+
+
+def _measure(tiles: Tiles, args: argparse.Namespace) -> None:
     if not torch.cuda.is_available():
         sys.exit(f"tuning needs a CUDA device, and torch {torch.__version__} finds none")
     if (reason := CudaBackend().unavailable_reason()) is not None:
         sys.exit(reason)
-    chosen = {
-        group: {change: row for change, row in rows.items() if f"{group}-{change}" in args.only}
-        for group, rows in TILES.items()
-    }
-    tiles = {group: rows for group, rows in chosen.items() if rows}
     device = torch.device("cuda")
     provenance = Provenance.now().on(device)
     budget = Budget(args.seconds, FEWEST, MOST)
     args.out.mkdir(parents=True, exist_ok=True)
     results: list[Result] = []
     rows: list[Row] = []
+    if not args.built:
+        build(tiles, libraries.extension())
+    for library in every(tiles):
+        torch.ops.load_library(library.path(libraries.OUTPUT))
+    print(f"{provenance.device}, torch {provenance.torch}, commit {provenance.commit}\n")
+    print(_line(HEADINGS), _line(["---", "---", *["---:"] * 4]), sep="\n", flush=True)
     try:
-        for path in build(tiles, libraries.extension()).values():
-            torch.ops.load_library(path)
-        print(f"{provenance.device}, torch {provenance.torch}, commit {provenance.commit}\n")
-        print(_line(HEADINGS), _line(["---", "---", *["---:"] * 4]), sep="\n", flush=True)
         found = compare(tiles, lambda one: cases_of(one, args.S), budget, provenance, device)
         for of_case, new_rows in found:
             print(*(result.line() for result in of_case), sep="\n", flush=True)
             results += of_case
             rows += new_rows
             write_rows(args.out / "tune.csv", rows)
-    except (CompileError, NoCudaError, DeviceLostError) as error:
-        sys.exit(str(error))
     finally:
         use_library(device, NAMESPACE)
     print("", *conclusion(tiles, results), "", f"rows: {args.out / 'tune.csv'}", sep="\n")

@@ -1,26 +1,33 @@
-"""Libraries of the CUDA operators with other tiles, which one process can load side by side."""
+"""Libraries of the CUDA operators with other tiles, which one process can load side by side.
+
+A library has one unit of kernels. Calls of other widths or dtypes raise RuntimeError.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from building.cuda import LINEAR_OPERATORS, OPERATORS, cuda_units, find_cuda
+from building.cuda import OPERATORS, cuda_units, find_cuda
 from building.emulated import EMULATOR_OPERATORS
 from building.extension import OBJECTS, ROOT, nvcc_jobs, toolchain
-from building.host import operator_units
+from building.host import operator_units, stable_abi
 from building.ninja import Toolchain, libraries_file, run_ninja
 from building.tools import find_compiler, find_torch
 from building.unit import Unit
 
-NAMED = ("csrc/bindings/cpu_operators.cpp", OPERATORS, EMULATOR_OPERATORS)
+SCHEMAS, ABSENT = "benchmarks/tuning/schemas.cpp", "benchmarks/tuning/absent.cpp"
+NAMED = (SCHEMAS, OPERATORS, EMULATOR_OPERATORS)
 """Sources with the namespace of the operators, compiled for each library."""
-LEFT_OUT = ("csrc/bindings/linear_operators.cpp", LINEAR_OPERATORS)
-"""Operators of linear attention, whose tiles stay."""
+CALLS = tuple(f"csrc/bindings/{name}.cpp" for name in ("operator_call", "linear_call", "tensors"))
+COMMON = ("csrc/common/options.cpp", "csrc/common/workspace.cpp")
+OUTPUT = "build/tune"
+"""Folder of the libraries, relative to ROOT."""
+KERNELS = ("csrc/cuda/sm80/kernels.cu", "csrc/cuda/sm90/kernels.cu")
 
 
 @dataclass(frozen=True)
@@ -28,14 +35,19 @@ class Library:
     """The operators in a namespace of their own."""
 
     name: str
-    unit: str | None = None
-    """name of the unit of kernels that has another tile (`Unit.variant`)"""
+    unit: str
+    """name of its unit of kernels (`Unit.variant`)"""
     definition: str = ""
-    """macro of tile_config.h with this tile, such as TK_SM90_FORWARD={2,128,3,1,40,232}"""
+    """macro of tile_config.h with another tile, such as TK_SM90_FORWARD={2,128,3,1,40,232}; empty
+    for the present one"""
 
     @property
     def namespace(self) -> str:
         return f"transformer_kernels_{self.name.replace('-', '_')}"
+
+    def path(self, folder: str) -> Path:
+        """Path of the library in a folder relative to ROOT."""
+        return ROOT / folder / f"{self.name}.so"
 
 
 @dataclass(frozen=True)
@@ -55,8 +67,25 @@ def extension() -> Original:
     """The extension. Raises NoCudaError if no CUDA kernels can be built."""
     compiler, torch = find_compiler(os.environ), find_torch()
     cuda = find_cuda(os.environ, torch)
-    units = (*operator_units(platform.machine(), torch), *cuda_units(torch, cuda.chips))
-    return Original(units, OBJECTS, "build/tune", toolchain(compiler, torch, cuda), nvcc_jobs())
+    units = units_of((*operator_units(platform.machine(), torch), *cuda_units(torch, cuda.chips)))
+    return Original(
+        (Unit(SCHEMAS, stable_abi(torch)), *units),
+        OBJECTS,
+        OUTPUT,
+        toolchain(compiler, torch, cuda),
+        nvcc_jobs(),
+    )
+
+
+def units_of(units: Iterable[Unit]) -> tuple[Unit, ...]:
+    """Returns the units that attention on CUDA needs, without those of linear attention."""
+    folders = ("csrc/cuda", "csrc/emulator")
+    return tuple(
+        unit
+        for unit in units
+        if unit.source in (OPERATORS, *CALLS, *COMMON)
+        or (unit.source.startswith(folders) and "/linear/" not in unit.source)
+    )
 
 
 def build(libraries: Sequence[Library], original: Original) -> dict[str, Path]:
@@ -75,23 +104,23 @@ def build(libraries: Sequence[Library], original: Original) -> dict[str, Path]:
         paths = inputs[f"{folder}/{library.name}.so"] = []
         for unit in original.units:
             own = _own_unit(unit, library)
+            paths.append(f"{folder if own else original.folder}/{(own or unit).object_name}")
             if own is not None:
-                paths.append(f"{folder}/{own.object_name}")
                 objects[paths[-1]] = own
-            elif unit.source not in LEFT_OUT:
-                paths.append(f"{original.folder}/{unit.object_name}")
     text = libraries_file(inputs, objects, original.tools, folder, original.nvcc_jobs)
     run_ninja(ROOT, folder, text)
-    return {library.name: ROOT / folder / f"{library.name}.so" for library in libraries}
+    return {library.name: library.path(folder) for library in libraries}
 
 
 def _own_unit(unit: Unit, library: Library) -> Unit | None:
-    """Returns the unit of this library alone; None if it shares the object of the original."""
+    """Returns the unit that is compiled here; None if the library has the original's object."""
     name = f"{unit.variant}-{library.name}".removeprefix("-")
     if unit.source in NAMED:
         flags = [flag for flag in unit.flags if not flag.startswith("-DTK_LIBRARY=")]
         return replace(unit, flags=(*flags, f"-DTK_LIBRARY={library.namespace}"), variant=name)
-    if unit.variant != library.unit:
+    if unit.source in KERNELS and unit.variant != library.unit:
+        return replace(unit, source=ABSENT)
+    if unit.source not in KERNELS or not library.definition:
         return None
     # nvcc splits values of -D at commas.
     comma = r"\," if unit.compiler == "nvcc" else ","

@@ -69,7 +69,8 @@ def test_the_columns_are_fixed() -> None:
     assert COLUMNS == (
         "date", "commit", "device", "torch", "triton", "cuda", "threads", "suite", "case", "dtype",
         "B", "H_q", "H_kv", "M", "N", "D", "D_v", "mask", "visible", "dropout_p", "direction",
-        "variant", "median_ms", "p20_ms", "p80_ms", "tflops", "gbytes_s", "peak_mib", "error", "slower",
+        "variant", "median_ms", "p20_ms", "p80_ms", "tflops", "gbytes_s", "peak_mib", "error",
+        "slower",
     )  # fmt: skip
 
 

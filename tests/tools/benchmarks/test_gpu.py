@@ -16,12 +16,14 @@ from benchmarks.gpu_cases import ceiling_cases
 from benchmarks.runner import gpu
 from benchmarks.runner.gpu import GRACE, Outcome, Stage, run_all
 from benchmarks.runner.record import ROOT
+from benchmarks.suites.gpu import comparisons
 from tests.gpu import sanitizer_targets
 from tests.kernels.cuda.hopper_cases import HOPPER_CASES
+from tests.support import emulator
 from tests.support.cases import CASES
 from tests.support.decode_cases import DECODE_CASES
 from tests.tools.bench.example import row
-from transformer_kernels.bench import Case
+from transformer_kernels.bench import Case, read_rows
 
 without_device = pytest.mark.skipif(
     torch.cuda.is_available(), reason="tests the messages without a CUDA device"
@@ -51,10 +53,10 @@ def test_without_a_device_each_command_gives_the_reason(tmp_path: Path) -> None:
 def test_the_time_of_the_benchmark_is_reserved() -> None:
     planned = gpu.stages(Path("out"), record=False, sanitizer="compute-sanitizer")
     assert [stage.name for stage in planned] == [
-        "build", "tests", "memcheck", "racecheck", "benchmark",
+        "build", "tests", "memcheck", "racecheck", "benchmark", "training",
     ]  # fmt: skip
     assert sum(stage.least for stage in planned) <= gpu.SECONDS <= 600.0
-    assert planned[-1].least >= 250.0
+    assert planned[-2].least >= 220.0
     left_to_build = gpu.SECONDS - sum(stage.least for stage in planned[1:]) - GRACE
     assert left_to_build >= 70.0
 
@@ -70,16 +72,43 @@ def test_all_tests_marked_gpu_are_run() -> None:
 def test_stages_have_the_expected_commands() -> None:
     out = Path("out")
     planned = gpu.stages(out, record=False, sanitizer="/bin/compute-sanitizer")
-    build, tests, memcheck, racecheck, benchmark = (list(s.command(100.0)) for s in planned)
+    build, tests, memcheck, racecheck, benchmark, training = (
+        list(s.command(100.0)) for s in planned
+    )
     assert build[1:] == ["setup.py", "--quiet", "build_ext", "--inplace"]
     assert tests[1:6] == ["-m", "pytest", "-v", "-m", "gpu"]
     assert memcheck[:3] == ["/bin/compute-sanitizer", "--tool", "memcheck"]
     assert racecheck[2] == "racecheck"
     assert benchmark[-2:] == ["--time-limit", "90"]
     assert "--rows" in benchmark
-    recorded = gpu.stages(out, record=True, sanitizer=None)
-    assert "--record" in recorded[-1].command(100.0)
-    assert len({stage.log for stage in planned}) + len(["gpu.csv", "summary.txt"]) <= 6
+    assert "naive" not in benchmark[benchmark.index("--variants") + 1].split(",")
+    assert training[1:4] == ["-m", "benchmarks", "training"]
+    recorded = gpu.stages(out, record=True, built=True)
+    assert list(recorded[0].command(100.0))[1:] == ["-m", "transformer_kernels", "info"]
+    assert all("--record" in stage.command(100.0) for stage in recorded[-2:])
+    assert {stage.log.name for stage in planned} == set(gpu.LOGS)
+
+
+@pytest.mark.exhaustive
+def test_a_rehearsal_runs_every_stage_to_its_end(tmp_path: Path) -> None:
+    """The command of the device, on the CPU: every comparison, checked and timed once."""
+    if (reason := emulator.unavailable_reason()) is not None:
+        pytest.skip(reason)
+    command = [sys.executable, "-m", "benchmarks.runner.gpu", "--rehearse", "--built"]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    stages = (tmp_path / "summary.txt").read_text().split("\n\n")[0].splitlines()
+    assert [line.split()[:2] for line in stages] == [
+        [name, "passed"] for name in ("build", "tests", "benchmark", "training")
+    ]
+    assert " tests collected (" in stages[1]
+    assert stages[2].rpartition("  ")[2].startswith(f"{len(list(comparisons()))} passed in")
+    rows = read_rows(tmp_path / "gpu.csv")
+    ours = [row for row in rows if row.variant in ("cuda_sm90", "triton")]
+    assert {row.case for row in ours} >= {"causal", "full", "masks: none", "Llama 8B"}
+    assert all(row.error < 0.03 for row in ours)
 
 
 def test_a_summary_has_stages_ceilings_and_goals_or_what_is_missing() -> None:
@@ -94,16 +123,15 @@ def test_a_summary_has_stages_ceilings_and_goals_or_what_is_missing() -> None:
         for variant, ms in (("flex", 2.0), ("triton", 1.0))
     ]
     outcomes = [Outcome("tests", 1, 12.0, ("= 1 failed, 2 passed =",))]
-    text = "\n".join(gpu.summary(rows, outcomes, "compute-sanitizer"))
+    rows.append(replace(row(), suite="training", case="a model", direction="step"))
+    text = "\n".join(gpu.summary(rows, outcomes))
     assert "FAILED (1)     12 s  1 failed, 2 passed" in text
     assert "ceiling: 550 TFLOP/s, bfloat16 product of 8192^3" in text
     assert "ceiling: 2147 GB/s, device copy" in text
     assert "forward: flex / triton, mean" in text
     assert "2.00 of 1" in text
-    assert "NOT RUN" not in text
-    text = "\n".join(gpu.summary([], [], None))
-    assert "compute-sanitizer is neither on PATH nor in CUDA_HOME" in text
-    assert "nothing was measured" in text
+    assert "a model, float16, B 1, H 8/8, 4 x 4, D 64, step" in text
+    assert "nothing was measured" in "\n".join(gpu.summary([], []))
 
 
 def test_sanitizer_targets_are_names_of_cases() -> None:

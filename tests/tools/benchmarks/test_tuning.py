@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.tuning import cuda, libraries, triton
 from benchmarks.tuning.cuda import TILES, Group, Result, Tiles, conclusion, libraries_of
-from benchmarks.tuning.libraries import Original
+from benchmarks.tuning.libraries import ABSENT, KERNELS, SCHEMAS, Original, units_of
 from benchmarks.tuning.triton import Shape
 from building.chips import Chips
 from building.cuda import OPERATORS, cuda_units
@@ -24,6 +24,7 @@ from building.extension import ROOT
 from building.host import operator_units
 from building.ninja import Toolchain
 from building.tools import Torch, find_torch
+from building.unit import Unit
 from tests.support import emulator
 from tests.tools.bench.example import PROVENANCE
 from transformer_kernels.backends.native.cuda import HOPPER_SWITCH
@@ -39,8 +40,13 @@ LENGTH = 400
 
 TORCH = Torch("2.13.0", Path("torch"))
 UNITS = (
-    *operator_units("x86_64", TORCH),
-    *cuda_units(TORCH, Chips(((9, 0),), ptx=False, hopper=True)),
+    Unit(SCHEMAS),
+    *units_of(
+        (
+            *operator_units("x86_64", TORCH),
+            *cuda_units(TORCH, Chips(((9, 0),), ptx=False, hopper=True)),
+        )
+    ),
 )
 
 
@@ -60,32 +66,36 @@ def test_only_the_operators_and_the_unit_of_a_tile_are_compiled(
 ) -> None:
     lines = manifest(UNITS, monkeypatch, tmp_path)
     kernels, own = "csrc/cuda/sm90/kernels", "sm90-fwd-128-wide"
-    cpu = "csrc/bindings/cpu_operators"
-    cuda_operators = OPERATORS.removesuffix(".cpp")
-    assert [line for line in lines if ": compile" in line] == [
-        f"build out/{cpu}-{own}.o: compile {cpu}.cpp",
-        f"build out/{cuda_operators}-{own}.o: compile {OPERATORS}",
+    schemas, operators = (name.removesuffix(".cpp") for name in (SCHEMAS, OPERATORS))
+    compiled = [line for line in lines if ": compile" in line and ABSENT not in line]
+    assert compiled == [
+        f"build out/{schemas}-{own}.o: compile {SCHEMAS}",
+        f"build out/{operators}-{own}.o: compile {OPERATORS}",
         f"build out/{kernels}-bfloat16-128-128-{own}.o: compile_cuda {kernels}.cu",
-        f"build out/{cpu}-sm90-again.o: compile {cpu}.cpp",
-        f"build out/{cuda_operators}-sm90-again.o: compile {OPERATORS}",
+        f"build out/{schemas}-sm90-fwd-128-again.o: compile {SCHEMAS}",
+        f"build out/{operators}-sm90-fwd-128-again.o: compile {OPERATORS}",
     ]
     at = next(i for i, line in enumerate(lines) if f"128-128-{own}.o:" in line)
     assert lines[at + 1].endswith(r"'-DTK_SM90_FORWARD={2\,128\,3}'"), "nvcc splits at commas"
     namespaces = [line.rpartition("=")[2] for line in lines if "TK_LIBRARY" in line]
     assert namespaces == [
         *["transformer_kernels_sm90_fwd_128_wide"] * 2,
-        *["transformer_kernels_sm90_again"] * 2,
+        *["transformer_kernels_sm90_fwd_128_again"] * 2,
     ]
     links = [line.split()[3:] for line in lines if ".so: link " in line]
     assert len({len(objects) for objects in links}) == 1
-    assert "build/original/csrc/cuda/sm90/kernels-bfloat16-128-128.o" in links[1]
-    assert not any("linear_" in path and "operators" in path for path in links[0])
+    assert not any("/cpu/" in path or "/linear/" in path or "delta" in path for path in links[0])
+    for objects, folder in zip(links, ("out", "build/original"), strict=True):
+        (unit,) = (path for path in objects if "/kernels-" in path)
+        assert unit.startswith(f"{folder}/{kernels}-bfloat16-128-128")
+    absent = sum("/absent-" in path for path in links[0])
+    assert absent == sum(unit.source in KERNELS for unit in UNITS) - 1
 
 
 def test_the_compiler_of_the_emulator_gets_the_tile_as_it_is(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    lines = manifest(Emulation().units(TORCH, ROOT), monkeypatch, tmp_path)
+    lines = manifest(units_of(Emulation().units(TORCH, ROOT)), monkeypatch, tmp_path)
     assert any(line.endswith("'-DTK_SM90_FORWARD={2,128,3}'") for line in lines)
 
 
@@ -106,8 +116,7 @@ def test_tiles_replace_rows_of_units_that_exist() -> None:
     for group in TILES:
         assert sources[group.unit] == f"csrc/cuda/{group.kernels}/kernels.cu"
         assert f"#ifdef {group.macro}\n  return {group.macro};" in header
-    present = 2 * len({group.kernels for group in TILES})
-    assert len({*names}) == sum(map(len, TILES.values())) + present
+    assert len({*names}) == sum(map(len, TILES.values())) + 2 * len(TILES)
 
 
 def test_cases_have_as_many_tokens_and_columns() -> None:
@@ -120,7 +129,7 @@ def test_cases_have_as_many_tokens_and_columns() -> None:
 
 def results(change: str, *ratios: float | None, group: Group = GROUP) -> list[Result]:
     """A case each; None: it failed."""
-    name = f"{group.kernels}-again" if change == "again" else f"{group}-{change}"
+    name = f"{group}-{change}"
     return [
         Result(group, name, f"case {n}", reason="o: error 3.0")
         if ratio is None
@@ -190,7 +199,8 @@ def emulated() -> Iterator[Original]:
     before = emulator.emulated_by()
     emulator.install()
     config = Emulation()
-    slow = [replace(unit, flags=(*unit.flags, "-O0")) for unit in config.units(find_torch(), ROOT)]
+    units = units_of(config.units(find_torch(), ROOT))
+    slow = [replace(unit, flags=(*unit.flags, "-O0")) for unit in units]
     folders = (emulator.folder(config), "build/tune_emulated")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(HOPPER_SWITCH, "1")
