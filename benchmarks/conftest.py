@@ -66,7 +66,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--variants",
         type=lambda text: text.split(","),
         default=list(VARIANTS),
-        help="variants to measure (default: all of %(default)s)",
+        help=f"variants to measure, of {','.join(VARIANTS)} (default: all)",
     )
     group.addoption(
         "--seconds",

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -20,7 +22,10 @@ from transformer_kernels.bench.variants import ours
 from transformer_kernels.masks.mask import Mask
 
 DIRECTIONS: tuple[Direction, ...] = ("fwd", "fwd+bwd")
-CASE = Case(name="8 heads, 64 tokens", M=64, N=64, mask=Mask.causal(), mask_name="causal")
+CAUSAL = Case(name="8 heads, 64 tokens", M=64, N=64, mask=Mask.causal(), mask_name="causal")
+PADDED = replace(
+    CAUSAL, B=2, mask=Mask.padding(torch.tensor([64, 40])) & Mask.causal(), mask_name="padding"
+)
 SHORTEST = Case(name="1 head, 4 tokens", H_q=1, H_kv=1, M=4, N=4, D=16, D_v=16)
 """A call whose CPU kernel takes hardly any time."""
 
@@ -45,12 +50,12 @@ def cuda(run: Run) -> Iterator[Measurement]:
     emulator.install()
     library = cuda_support.libraries["cpu"]
     calls = {"direct": library.direct, "operators": None}
-    inputs = CASE.inputs()
-    for direction in DIRECTIONS:
+    for case, direction in product((CAUSAL, PADDED), DIRECTIONS):
+        inputs = case.inputs()
         contenders = [
             Contender(
-                CASE, direction, f"cuda: {name}",
-                prepare_work(_attend(library, direct), inputs, direction), math.nan,
+                case, direction, f"cuda: {name}",
+                prepare_work(_attend(case, library, direct), inputs, direction), math.nan,
             )
             for name, direct in calls.items()
         ]  # fmt: skip
@@ -66,8 +71,10 @@ def cuda(run: Run) -> Iterator[Measurement]:
         yield measure
 
 
-def _attend(library: cuda_support.Library, direct: cuda_support.DirectCalls | None) -> Attend:
-    attend = ours("cuda")(CASE)
+def _attend(
+    case: Case, library: cuda_support.Library, direct: cuda_support.DirectCalls | None
+) -> Attend:
+    attend = ours("cuda")(case)
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         library.direct = direct

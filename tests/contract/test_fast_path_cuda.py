@@ -235,10 +235,11 @@ DIRECT: dict[str, tuple[dict[str, Any], list[str | None]]] = {
     "full": ({}, [None, None]),
     "causal": ({"mask": tk.Mask.causal()}, [None, None]),
     "dropout": ({"dropout_p": 0.3}, [None, None]),
-    "padding": ({"mask": MASKS["padding"]}, [None]),
+    "padding": ({"mask": MASKS["padding"]}, [None, None]),
+    "padding-dropout": ({"mask": MASKS["padding"], "dropout_p": 0.3}, [None, None]),
     "dense": ({"mask": MASKS["dense"]}, ["a block mask"]),
 }
-"""Calls, and the results of their direct calls. Masks with tensors take the operator forward."""
+"""Calls, and the results of their direct calls. Element masks take the operators."""
 
 
 @pytest.mark.parametrize("name", DIRECT)

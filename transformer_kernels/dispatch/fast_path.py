@@ -4,8 +4,8 @@ The general path takes every call and names what is wrong with it. Its checks co
 kernel of a short attention. A plain call runs the same kernels with the same derivative:
 
 - on a CPU past torch's dispatcher, with the checks of the compiled readers (`native.direct`);
-- on a GPU in the same way if the mask has no tensors, otherwise by the operators; what depends only
-  on sizes and numbers is checked once.
+- on a GPU in the same way unless there is an element mask, which takes the operators; what depends
+  only on sizes and numbers is checked once.
 """
 
 from __future__ import annotations
@@ -192,11 +192,12 @@ def _attention_on_gpu(
         seed = drawn_seed(problem.shape.device)
         scores = ScoreOptions(scale, dropout_p=dropout_p, seed=seed)
         problem = Problem(problem.shape, problem.mask, scores)
-    computed = None if windows is None else cuda.forward(problem, q, k, v)
+    computed = None if problem.mask.has_element_mask else cuda.forward(problem, q, k, v)
     if not needs_grad:
         return (computed or _CUDA.forward(problem, q, k, v)).o
     if windows is None:
-        o: Tensor = attach(_CUDA, problem, None, q, k, v)[0]
+        found = attach(_CUDA, problem, computed, q, k, v)
+        o: Tensor = found[0] if computed is None else found
         return o
     if seed is None:
         return attach_plain(_CUDA, problem, computed, q, k, v, ())
