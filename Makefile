@@ -25,7 +25,7 @@ PYTEST = $(RUN) -m pytest $$($(RUN) -c 'import xdist' 2>/dev/null && printf '%s 
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-rest durations fuzz oldest hub test-hub bench gpu gpu-grid gpu-tune \
-  lint build extension emulator wheel test-wheel clean
+  lint docs build extension emulator wheel test-wheel clean
 
 help:
 	@echo "make demo      tables, pictures and a small trained GPT-2, in build/demo"
@@ -44,6 +44,7 @@ help:
 	@echo "               archive, in dist; PYTHONS=PROGRAMS for others"
 	@echo "make test-wheel  the tests of \`make test\` with the wheel for $(PYTHON), in a fresh"
 	@echo "               environment; TORCH=2.11.0 with that torch instead of the newest"
+	@echo "make docs      the site, in build/site"
 	@echo "make lint      ruff, mypy, clang-format and lengths of functions"
 	@echo "make build     the environment and the compiled extension"
 	@echo "make clean     remove what was built; $(VENV) stays"
@@ -125,6 +126,10 @@ lint: $(call packages,lint) build
 	$(RUN) -m mypy
 	$(RUN) -m building.function_lengths
 	find csrc tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs $(CLANG_FORMAT) --dry-run --Werror
+
+# Strict: broken links and public names without a reference fail.
+docs: $(call packages,docs) build
+	@NO_MKDOCS_2_WARNING=1 $(RUN) -m building.site
 
 build: extension $(COMMAND)
 

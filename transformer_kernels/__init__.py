@@ -1,9 +1,10 @@
 """Fused, exact, masked attention kernels for PyTorch, forward and backward, on CPUs and GPUs.
 
->>> import torch, transformer_kernels as tk
->>> q, k, v = (torch.randn(1, 8, 1024, 64, requires_grad=True) for _ in range(3))
->>> o = tk.attention(q, k, v, mask=tk.Mask.causal())
->>> o.sum().backward()
+Examples:
+    >>> import torch, transformer_kernels as tk
+    >>> q, k, v = (torch.randn(1, 8, 1024, 64, requires_grad=True) for _ in range(3))
+    >>> o = tk.attention(q, k, v, mask=tk.Mask.causal())
+    >>> o.sum().backward()
 
 docs/attention.md specifies the operator: formulas, masks, dropout and numerics.
 """

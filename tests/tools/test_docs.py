@@ -58,6 +58,13 @@ def test_links_lead_to_pages_and_headings(page: Path) -> None:
             assert anchor in headings(linked.read_text(encoding="utf-8")), target
 
 
+@pytest.mark.exhaustive
+def test_the_example_of_the_site_runs() -> None:
+    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    exec(example, {})
+
+
 def headings(text: str) -> set[str]:
     """Anchors of the headings, as GitHub derives them."""
     found = re.findall(r"^#+ (.*)$", text, re.MULTILINE)

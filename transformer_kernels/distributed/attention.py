@@ -172,7 +172,7 @@ def all_to_all_attention(
         o (B, H_q, M / P, D_v), or (o, lse), as `ring_attention`. Differentiable to any order.
 
     Raises:
-        As `ring_attention`.
+        TypeError, ValueError: as for `ring_attention`.
 
     Source: Jacobs et al. 2023, arXiv:2309.14509.
     """

@@ -99,10 +99,11 @@ def context_parallel(
     result of the undivided sequence. Masks are those of the sequence; tensors by token, such as
     segment ids, those of the shard (docs/scale.md).
 
-    >>> with context_parallel(mesh["context"]) as context:
-    ...     logits = model(context.shard(tokens, dim=1))
-    ...     loss = cross_entropy(logits, context.shard(labels, dim=1))
-    ...     loss.backward()
+    Examples:
+        >>> with context_parallel(mesh["context"]) as context:
+        ...     logits = model(context.shard(tokens, dim=1))
+        ...     loss = cross_entropy(logits, context.shard(labels, dim=1))
+        ...     loss.backward()
 
     A function that cannot run on shards, such as `attention_varlen`, `attention_decode` or
     `linear_attention`, raises a ValueError. The backward pass may be outside of the context, unless

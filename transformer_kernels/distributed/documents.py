@@ -133,7 +133,8 @@ def unshard_documents(
         The tensor (..., T, ...); differentiable to any order.
 
     Raises:
-        As `shard_documents`; ValueError for a length that does not hold the documents, on the CPU.
+        TypeError, ValueError: as for `shard_documents`.
+        ValueError: `length` does not hold the documents; on the CPU.
     """
     peers, _, dim = check_shard(x, dim, group)
     own = x.shape[dim]

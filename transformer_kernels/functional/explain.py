@@ -62,9 +62,10 @@ def explain(
 
     Nothing is computed, and no seed is drawn from torch's generator.
 
-    >>> print(explain(q, k, v, mask=Mask.causal()))
-    >>> print(explain(q, k_cache, v_cache, cache_seqlens, operator=attention_decode))
-    >>> print(explain(x, weight, bias, operator=causal_conv1d))
+    Examples:
+        >>> print(explain(q, k, v, mask=Mask.causal()))
+        >>> print(explain(q, k_cache, v_cache, cache_seqlens, operator=attention_decode))
+        >>> print(explain(x, weight, bias, operator=causal_conv1d))
 
     Args:
         q: the operator's first argument. All arguments but `operator` are as for the operator.

@@ -59,8 +59,9 @@ class Mask:
     for keys (0 to N - 1). A mask has no sizes of its own: each call resolves it against its sizes
     and checks it then.
 
-    >>> mask = Mask.causal() & Mask.padding(key_lengths)
-    >>> o = attention(q, k, v, mask=mask)
+    Examples:
+        >>> mask = Mask.causal() & Mask.padding(key_lengths)
+        >>> o = attention(q, k, v, mask=mask)
     """
 
     constraints: tuple[Constraint, ...] = ()

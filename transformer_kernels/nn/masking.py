@@ -80,8 +80,9 @@ class MaskBuffer(nn.Module):
     `module.to(device)` moves the tensors of every `MaskBuffer` in the module. Their dtypes are
     integers and bool, which `module.half()` does not change.
 
-    >>> self.mask = MaskBuffer(Mask.causal() & Mask.dense(pattern))  # in __init__ of a module
-    >>> o = attention(q, k, v, mask=self.mask())  # in its forward
+    Examples:
+        >>> self.mask = MaskBuffer(Mask.causal() & Mask.dense(pattern))  # in __init__ of a module
+        >>> o = attention(q, k, v, mask=self.mask())  # in its forward
 
     Args:
         mask: the mask.

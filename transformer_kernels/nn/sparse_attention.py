@@ -33,7 +33,9 @@ from .blocks import SelfAttentionBlock
 from .options import AttnImplementation, check_fields
 
 PatternKind = Literal["local", "strided", "fixed"]
+"""Kinds of `SparsePattern`."""
 Combination = Literal["merged", "split"]
+"""How heads see near and far keys (`SparsePattern.combination`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """The functions of the package flash_attn (FlashAttention 2), by name and signature.
 
->>> from transformer_kernels.integrations.flash_attn import flash_attn_func
->>> o = flash_attn_func(q, k, v, causal=True)
+Examples:
+    >>> from transformer_kernels.integrations.flash_attn import flash_attn_func
+    >>> o = flash_attn_func(q, k, v, causal=True)
 
 They run on CPUs and GPUs, in float16, bfloat16, float32 and float64; docs/drop-in.md lists what
 differs. `flash_attn.bert_padding` is `bert_padding`.

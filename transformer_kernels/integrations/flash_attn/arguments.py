@@ -116,7 +116,8 @@ def as_int(x: int | Tensor) -> int:
 def check_dimensions(name: str, x: Tensor, dimensions: str) -> None:
     """Raises unless x is a floating-point tensor with these dimensions; a number is a fixed size.
 
-    >>> check_dimensions("kv", kv, "batch, seqlen, 2, heads, headdim")
+    Examples:
+        >>> check_dimensions("kv", kv, "batch, seqlen, 2, heads, headdim")
     """
     check_tensor(name, x, FLOATS, wanted="a floating-point tensor")
     wanted = dimensions.split(", ")

@@ -1,7 +1,8 @@
 """`flash_attn.bert_padding`: takes the padding out of a batch, and puts it back.
 
->>> x, indices, cu_seqlens, max_seqlen, lengths = unpad_input(hidden_states, attention_mask)
->>> hidden_states = pad_input(layers(x, cu_seqlens, max_seqlen), indices, batch, seqlen)
+Examples:
+    >>> x, indices, cu_seqlens, max_seqlen, lengths = unpad_input(hidden_states, attention_mask)
+    >>> hidden_states = pad_input(layers(x, cu_seqlens, max_seqlen), indices, batch, seqlen)
 
 Source: flash_attn 2.8.4.
 """

@@ -1,9 +1,10 @@
 """`flash_attn.flash_attn_interface`: the public functions, and the internal ones with which other
 packages write derivatives of their own, such as those for divided sequences.
 
->>> out, softmax_lse, _, rng_state = _flash_attn_forward(
-...     q, k, v, 0.0, scale, causal=True, window_size_left=-1, window_size_right=-1, softcap=0.0,
-...     alibi_slopes=None, return_softmax=False)
+Examples:
+    >>> out, softmax_lse, _, rng_state = _flash_attn_forward(
+    ...     q, k, v, 0.0, scale, causal=True, window_size_left=-1, window_size_right=-1,
+    ...     softcap=0.0, alibi_slopes=None, return_softmax=False)
 
 The internal functions have no derivative, and autocast has no effect on them. The backward ones
 take the weights exp(s - softmax_lse) from the arguments, not from a forward pass of theirs: with

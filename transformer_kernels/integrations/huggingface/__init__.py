@@ -1,8 +1,9 @@
 """Adapter for HuggingFace transformers: `attn_implementation="transformer_kernels"`.
 
->>> from transformer_kernels.integrations import huggingface
->>> huggingface.register()
->>> model = AutoModel.from_pretrained(name, attn_implementation="transformer_kernels")
+Examples:
+    >>> from transformer_kernels.integrations import huggingface
+    >>> huggingface.register()
+    >>> model = AutoModel.from_pretrained(name, attn_implementation="transformer_kernels")
 """
 
 from __future__ import annotations

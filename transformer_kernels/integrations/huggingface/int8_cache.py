@@ -107,8 +107,9 @@ def _longer(x: Tensor, count: int) -> Tensor:
 class Int8Cache(DynamicCache):
     """A cache of `transformers` that stores keys and values in int8, for our attention.
 
-    >>> cache = huggingface.Int8Cache(model.config)
-    >>> model.generate(**inputs, past_key_values=cache)
+    Examples:
+        >>> cache = huggingface.Int8Cache(model.config)
+        >>> model.generate(**inputs, past_key_values=cache)
 
     A prompt attends to its own exact keys; later tokens read int8 in place (`attention_decode`,
     `quantize_cache`). The cache takes 0.52 of the memory of bfloat16 for heads of 128. Layers with

@@ -1,7 +1,8 @@
 """The memory-efficient attention of the package xformers, by name and signature.
 
->>> from transformer_kernels.integrations import xformers as xops
->>> o = xops.memory_efficient_attention(q, k, v, attn_bias=xops.LowerTriangularMask())
+Examples:
+    >>> from transformer_kernels.integrations import xformers as xops
+    >>> o = xops.memory_efficient_attention(q, k, v, attn_bias=xops.LowerTriangularMask())
 
 Import it in place of `xformers.ops`, whose `fmha` and `fmha.attn_bias` it has. The functions run on
 CPUs and GPUs, in float16, bfloat16, float32 and float64; docs/drop-in.md lists what differs.

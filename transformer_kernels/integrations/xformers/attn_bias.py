@@ -81,8 +81,9 @@ class LocalAttentionFromBottomRightMask(AttentionBias):
 class BlockDiagonalMask(PackedBias):
     """Sequences packed into one row, for queries and keys (1, total, ...), without padding.
 
-    >>> attn_bias, x = BlockDiagonalMask.from_tensor_list([x0, x1])
-    >>> o0, o1 = attn_bias.split(memory_efficient_attention(x, x, x, attn_bias))
+    Examples:
+        >>> attn_bias, x = BlockDiagonalMask.from_tensor_list([x0, x1])
+        >>> o0, o1 = attn_bias.split(memory_efficient_attention(x, x, x, attn_bias))
     """
 
     q_seqinfo: SeqLenInfo
