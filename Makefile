@@ -125,10 +125,10 @@ lint: $(call packages,lint) build
 	$(RUN) -m ruff format --check
 	$(RUN) -m mypy
 	$(RUN) -m building.function_lengths
-	find csrc tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs $(CLANG_FORMAT) --dry-run --Werror
+	find csrc tests benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs $(CLANG_FORMAT) --dry-run --Werror
 
 # Strict: broken links and public names without a reference fail.
-docs: $(call packages,docs) build
+docs: $(call packages,docs)
 	@NO_MKDOCS_2_WARNING=1 $(RUN) -m building.site
 
 build: extension $(COMMAND)

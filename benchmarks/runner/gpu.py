@@ -148,11 +148,7 @@ def run(stage: Stage, seconds: float) -> Outcome:
 
 
 def stages(
-    out: Path,
-    *,
-    record: bool,
-    sanitizer: str | None = None,
-    built: bool = False,
+    out: Path, *, record: bool, sanitizer: str | None = None, built: bool = False
 ) -> list[Stage]:
     """Returns the stages in order.
 
