@@ -53,7 +53,7 @@ TEST_SECONDS = 60
 LOGS = ("build.log", "tests.log", "sanitizer.log", "benchmark.log", "training.log")
 ROWS = ("gpu.csv", "training.csv")
 TIMED = [name for name in VARIANTS if name not in ("naive", "sdpa", "sdpa_efficient")]
-"""Variants of the suite `gpu`: not those that take most of the time, or choose another one."""
+"""Variants of the suite `gpu`: neither the slowest two nor "sdpa", which runs one of the others."""
 TOLERANCE = "20"
 """Percent; a GPU at its limit of power is never steady, and repetitions cost its time."""
 

@@ -98,9 +98,10 @@ def smoke(variant: str) -> str | None:
 
 def compile_case(name: str, *variants: str) -> str | None:
     """Runs variants of a case; returns the reasons of those that fail, or None."""
-    masks = zip(masked_cases(), target.placed_masks(), strict=True)
-    grid = ((case, target.placed(case)) for case in grid_cases())
-    (case,) = (here for case, here in [*masks, *grid] if name_of(case) == name)
+    masks = dict(zip(map(name_of, masked_cases()), target.placed_masks(), strict=True))
+    case = masks.get(name) or next(
+        target.placed(one) for one in grid_cases() if name_of(one) == name
+    )
     inputs = case.inputs()
     reasons = {
         one: failure_reason(lambda one=one: run_once(VARIANTS[one].attend_for(case), inputs))  # type: ignore[misc]

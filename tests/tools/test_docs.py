@@ -6,8 +6,11 @@ import ast
 import re
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from building.extension import ROOT
 from tests.support.tiers import each
@@ -62,7 +65,10 @@ def test_links_lead_to_pages_and_headings(page: Path) -> None:
 def test_the_example_of_the_site_runs() -> None:
     text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    exec(example, {})
+    found: dict[str, Any] = {}
+    exec(example, found)
+    q, k, v = (found[name] for name in "qkv")
+    torch.testing.assert_close(found["o"], scaled_dot_product_attention(q, k, v, is_causal=True))
 
 
 def headings(text: str) -> set[str]:
