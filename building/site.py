@@ -1,20 +1,25 @@
 """Builds the site, in build/site: `make docs`. It needs neither torch nor the extension.
 
-Fails on broken links, and on public names that the reference does not have.
+Fails on broken links, and on public names that the reference does not have. mkdocs calls the
+functions `on_...`, which add a page for each file of examples/.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
+import json
+import re
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "build" / "site"
+EXAMPLES = ROOT / "examples"
 PACKAGE = "transformer_kernels"
 MODULES = ("", "integrations.huggingface", "integrations.flash_attn", "integrations.xformers",
            "distributed", "nn", "models", "training")  # fmt: skip
@@ -40,6 +45,64 @@ def public_names() -> Iterator[tuple[str, str]]:
                 home = f"{home}.{name}" if name in member.members else ""
             if home.startswith(PACKAGE) and name != "__version__":
                 yield f"{module.path}.{name}", home
+
+
+def page_of_script(text: str) -> str:
+    """Returns the page of a Python file: its docstring, then its code."""
+    docstring = ast.get_docstring(ast.parse(text)) or ""
+    title, _, prose = docstring.partition("\n")
+    code = text.split('"""', 2)[2].strip()
+    return f"# {title.removesuffix('.')}\n{prose}\n\n```python\n{code}\n```\n"
+
+
+def page_of_notebook(text: str) -> str:
+    """Returns the page of a notebook: its cells, with the text that they print."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        printed = "".join(line for output in cell.get("outputs", ()) for line in output["text"])
+        if printed:
+            parts.append(f"```text\n{printed}```")
+    return "\n\n".join(parts)
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Adds the pages of examples/ to the site."""
+    made = importlib.import_module("mkdocs.structure.files").File
+    pages: dict[str, Callable[[str], str]] = {
+        ".py": page_of_script, ".ipynb": page_of_notebook, ".md": str,
+    }  # fmt: skip
+    for path in sorted(EXAMPLES.iterdir()):
+        if path.suffix in pages:
+            name = "index" if path.suffix == ".md" else path.stem
+            content = pages[path.suffix](path.read_text(encoding="utf-8"))
+            files.append(made.generated(config, f"examples/{name}.md", content=content))
+    return files
+
+
+def picture(text: re.Match[str]) -> str:
+    """Returns a picture of a mask that `Mask.show` printed."""
+    rows = text[1].split()
+    runs = ((i, run) for i, row in enumerate(rows) for run in re.finditer("█+", row))
+    path = "".join(f"M{run.start()} {i}h{len(run[0])}v1h-{len(run[0])}z" for i, run in runs)
+    width, height = len(rows[0]), len(rows)
+    return (
+        f'<svg role="img" width="{12 * width}" viewBox="0 0 {width} {height}">'
+        f'<rect width="{width}" height="{height}" fill="var(--md-code-bg-color)"/>'
+        f'<path d="{path}" fill="var(--md-primary-fg-color)"/></svg>'
+    )
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Draws masks, and turns links to the files of examples/ and out of it into links to pages."""
+    markdown = re.sub(r"```text\n([█·\n]+)```", picture, markdown)
+    if page.file.src_uri.startswith("examples/"):
+        markdown = re.sub(r"\]\(([\w-]+)\.(?:py|ipynb)\)", r"](\1.md)", markdown)
+        return markdown.replace("](../docs/", "](../")
+    return re.sub(
+        r"\]\(((?:\.\./)*)\.\./examples/([\w-]+)\.(?:py|ipynb)\)", r"](\1examples/\2.md)", markdown
+    )
 
 
 def main() -> None:

@@ -34,9 +34,13 @@ def cases() -> list[Case]:
         ("positions, zigzag", "positions", causal_by(zigzag(length))),
         ("positions, shuffled", "positions", causal_by(torch.randperm(length))),
         ("documents of 128, causal", "segments and causal", documents(length, 128) & causal),
+        ("prefix of 512", "prefix_lm", Mask.prefix_lm(torch.tensor([512]), length)),
         ("images of 256 in text", "blocks", Mask.blocks(images(length, 256))),
         ("8 answers to a prompt", "shared_prefix", Mask.shared_prefix(answers)),
         ("global and window 64", "global_window", Mask.global_window(length, 16, 64)),
+        ("block diffusion", "block_diffusion", Mask.block_diffusion(length // 2, block=16)),
+        ("every 8th of 512", "dilated", dilated(torch.arange(length), 512)),
+        ("the same, sorted", "dilated", dilated(torch.arange(length).view(-1, 8).T.flatten(), 512)),
         ("local blocks", "block_sparse", Mask.block_sparse(local(blocks, blocks, 4), BLOCK)),
         ("strided blocks", "block_sparse", Mask.block_sparse(strided(blocks, blocks, 4), BLOCK)),
         ("fixed blocks", "block_sparse", Mask.block_sparse(fixed(blocks, blocks, 4), BLOCK)),
@@ -60,6 +64,13 @@ def images(length: int, size: int) -> torch.Tensor:
 
 def key_range(start: int, end: int) -> Mask:
     return Mask.key_range(torch.tensor([start]), torch.tensor([end]))
+
+
+def dilated(positions: torch.Tensor, window: int) -> Mask:
+    """Causal window in which a query sees every 8th key."""
+    return Mask.segments(positions[None] % 8) & Mask.positions(
+        positions[None], positions[None], left=window - 1
+    )
 
 
 def zigzag(length: int) -> torch.Tensor:

@@ -16,10 +16,22 @@ from building.extension import ROOT
 from tests.support.tiers import each
 
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "tests/README.md")),
+    *(
+        ROOT / name
+        for name in ("README.md", "CONTRIBUTING.md", "tests/README.md", "examples/README.md")
+    ),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
-FOLDERS = ("transformer_kernels", "csrc", "tests", "benchmarks", "building", "docs", "requirements")
+FOLDERS = (
+    "transformer_kernels",
+    "csrc",
+    "tests",
+    "benchmarks",
+    "building",
+    "docs",
+    "examples",
+    "requirements",
+)
 FILES = [
     str(path.relative_to(ROOT))
     for folder in (*FOLDERS, ".")
