@@ -1,4 +1,4 @@
-"""The adapters against what takes their place without them: the tables of docs/drop-in.md.
+"""The adapters against what takes their place without them: the tables of docs/quickstarts.
 
 - `jagged`: self-attention of jagged nested tensors and of padded ones, in torch and by our kernels.
 - `block mask`: causal documents of 300 tokens, by FlexAttention and by our kernels.

@@ -15,21 +15,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from building.extension import ROOT
 from tests.support.tiers import each
 
-PAGES = [
-    *(
-        ROOT / name
-        for name in ("README.md", "CONTRIBUTING.md", "tests/README.md", "examples/README.md")
-    ),
-    *sorted((ROOT / "docs").glob("*.md")),
-]
+OUTSIDE = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "tests/README.md", "examples/README.md")
+PAGES = [*(ROOT / name for name in OUTSIDE), *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDERS = (
-    "transformer_kernels",
-    "csrc",
-    "tests",
-    "benchmarks",
-    "building",
-    "docs",
-    "examples",
+    *("transformer_kernels", "csrc", "tests", "benchmarks", "building", "docs", "examples"),
     "requirements",
 )
 FILES = [

@@ -96,7 +96,7 @@ def forward_operators() -> tuple[Any, ...]:
     and the causal convolution.
 
     A policy of `torch.utils.checkpoint.create_selective_checkpoint_contexts` that saves their
-    results runs each of them once. docs/drop-in.md has an example.
+    results runs each of them once. docs/quickstarts/torch.md has an example.
     """
     names = [f"{name}_forward" for name in ("attention", "linear", "delta", "conv")]
     names += ["triton_forward", "triton_linear_forward", "triton_delta_forward"]

@@ -103,10 +103,9 @@ def test_models_with_attention_of_their_own() -> None:
 
 
 def test_example(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The example of docs/drop-in.md."""
-    page = (ROOT / "docs" / "drop-in.md").read_text(encoding="utf-8")
-    section = page.partition("## Kernels of HuggingFace's hub\n")[2].partition("\n## ")[0]
-    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    """The example of docs/quickstarts/sentence-transformers.md."""
+    page = ROOT / "docs" / "quickstarts" / "sentence-transformers.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     monkeypatch.setenv("LOCAL_KERNELS", os.environ["LOCAL_KERNELS"])  # restored afterwards
     monkeypatch.chdir(ROOT)
     variables: dict[str, Any] = {}

@@ -59,7 +59,7 @@ def register(*, linear_layers: bool | None = None) -> None:
         TypeError: linear_layers is not a bool or None.
         ImportError: transformers is not installed, or older than 5.4.
 
-    Source: docs/drop-in.md.
+    Source: docs/quickstarts/transformers.md, docs/drop-in.md.
     """
     if linear_layers is not None:
         check_bool("linear_layers", linear_layers)

@@ -121,7 +121,7 @@ class Int8Cache(DynamicCache):
     Args:
         config: configuration of the model.
 
-    Source: docs/drop-in.md.
+    Source: docs/quickstarts/transformers.md, docs/drop-in.md.
     """
 
     def __init__(self, config: Any) -> None:
