@@ -1,7 +1,8 @@
 """Builds the site, in build/site: `make docs`. It needs neither torch nor the extension.
 
 Fails on broken links, and on public names that the reference does not have. mkdocs calls the
-functions `on_...`, which add a page for each file of examples/.
+functions `on_...`: the pages are those of docs/, the files of examples/ and FROM_OUTSIDE, whose
+links are those of the repository.
 """
 
 from __future__ import annotations
@@ -9,17 +10,27 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "build" / "site"
 EXAMPLES = ROOT / "examples"
+FROM_OUTSIDE = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "tests/README.md": "tests.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+    "examples/README.md": "examples/index.md",
+}
+"""Files outside docs/ that are pages, beside the examples."""
 PACKAGE = "transformer_kernels"
 MODULES = ("", "integrations.huggingface", "integrations.flash_attn", "integrations.xformers",
            "distributed", "nn", "models", "training")  # fmt: skip
@@ -67,20 +78,6 @@ def page_of_notebook(text: str) -> str:
     return "\n\n".join(parts)
 
 
-def on_files(files: Any, config: Any) -> Any:
-    """Adds the pages of examples/ to the site."""
-    made = importlib.import_module("mkdocs.structure.files").File
-    pages: dict[str, Callable[[str], str]] = {
-        ".py": page_of_script, ".ipynb": page_of_notebook, ".md": str,
-    }  # fmt: skip
-    for path in sorted(EXAMPLES.iterdir()):
-        if path.suffix in pages:
-            name = "index" if path.suffix == ".md" else path.stem
-            content = pages[path.suffix](path.read_text(encoding="utf-8"))
-            files.append(made.generated(config, f"examples/{name}.md", content=content))
-    return files
-
-
 def picture(text: re.Match[str]) -> str:
     """Returns a picture of a mask that `Mask.show` printed."""
     rows = text[1].split()
@@ -94,15 +91,43 @@ def picture(text: re.Match[str]) -> str:
     )
 
 
+def pages() -> dict[Path, str]:
+    """Returns the page of each file of the repository that has one, by its path in the site."""
+    found = {path: path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")}
+    found |= {ROOT / name: uri for name, uri in FROM_OUTSIDE.items()}
+    examples = [*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb")]
+    return found | {path: f"examples/{path.stem}.md" for path in examples}
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Adds the pages of files outside docs/."""
+    made = importlib.import_module("mkdocs.structure.files").File
+    for path, uri in pages().items():
+        text = path.read_text(encoding="utf-8")
+        if path.suffix != ".md":
+            text = page_of_script(text) if path.suffix == ".py" else page_of_notebook(text)
+        if ROOT / "docs" not in path.parents:
+            files.append(made.generated(config, uri, content=text))
+    return files
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Draws masks, and turns links to the files of examples/ and out of it into links to pages."""
+    """Draws masks, and turns links between files of the repository into links between pages."""
+    uris, here = pages(), page.file.src_uri
+    (folder,) = (path.parent for path, uri in uris.items() if uri == here)
+
+    def relinked(link: re.Match[str]) -> str:
+        target = (folder / link[1]).resolve()
+        if (ROOT / "docs" / "images") in target.parents:
+            uri = target.relative_to(ROOT / "docs").as_posix()
+        elif target in uris:
+            uri = uris[target]
+        else:
+            return link[0]
+        return f"]({os.path.relpath(uri, Path(here).parent)}{link[2]})"
+
     markdown = re.sub(r"```text\n([█·\n]+)```", picture, markdown)
-    if page.file.src_uri.startswith("examples/"):
-        markdown = re.sub(r"\]\(([\w-]+)\.(?:py|ipynb)\)", r"](\1.md)", markdown)
-        return markdown.replace("](../docs/", "](../")
-    return re.sub(
-        r"\]\(((?:\.\./)*)\.\./examples/([\w-]+)\.(?:py|ipynb)\)", r"](\1examples/\2.md)", markdown
-    )
+    return re.sub(r"\]\(([\w./-]+)((?:#[\w-]*)?)\)", relinked, markdown)
 
 
 def main() -> None:

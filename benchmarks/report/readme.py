@@ -3,8 +3,9 @@
     python -m benchmarks.report.readme <device> [--models <device>]
 
 The tables between the marks of each file and the pictures under docs/images come from the last runs
-of each case in benchmarks/results/<device>. README.md shows the longest sequence,
-docs/benchmarks.md every length, and the suite `models` of a device, which can be another one.
+of each case in benchmarks/results. README.md shows the calls GAINS of several devices,
+docs/benchmarks.md every length of <device>, and the suite `models` of a device, which can be
+another one.
 """
 
 from __future__ import annotations
@@ -24,33 +25,48 @@ README, DETAILS = ROOT / "README.md", ROOT / "docs" / "benchmarks.md"
 DIRECTIONS: tuple[Direction, ...] = ("fwd", "fwd+bwd")
 DTYPES = ("float32", "bfloat16")
 
+GAINS = (
+    ("Intel Xeon, AMX", "xeon-amx", "attention", "causal", 4096, 64),
+    ("AMD EPYC, AVX-512", "epyc-avx512", "attention", "causal", 4096, 64),
+    ("NVIDIA H200", "nvidia-h200", "gpu", "causal", 8192, 128),
+    ("NVIDIA H200", "nvidia-h200", "gpu", "masks: 25% of blocks", 8192, 128),
+)
+"""Name of a device, its folder, suite, case, N and D of the calls in README.md."""
+
 HEADER = "naive bmm | torch SDPA | fused | over naive | over SDPA | peak MiB: naive, SDPA, fused |"
 
 
-def figures(device: str) -> dict[Path, str]:
-    """The text between the marks `figures` of each file: causal attention of a device."""
+def gains() -> str:
+    """Markdown for README.md: a line for each call of GAINS and dtype."""
+    lines, days = [], set[str]()
+    for name, device, suite, case, N, D in GAINS:
+        found: dict[tuple[str, Direction], Entry] = {
+            (entry.ours.dtype, entry.ours.direction): entry
+            for entry in entries(read_rows(RECORDED / device / f"{suite}.csv"))
+            if (entry.ours.case, entry.ours.N, entry.ours.D, entry.ours.D_v) == (case, N, D, D)
+        }
+        for dtype in DTYPES:
+            if (dtype, "fwd") in found:
+                pair = [found[dtype, "fwd"], found[dtype, "bwd"]]
+                days.update(entry.ours.date[:10] for entry in pair)
+                # The call, milliseconds, over naive, over the fastest peer, its name.
+                call, _, *both = zip(*(entry.cells[:6] for entry in pair), strict=True)
+                ms, naive, peer, peers = (" / ".join(dict.fromkeys(cells)) for cells in both)
+                lines.append(f"| {name} | {call[0]} | {ms} | {naive} | {peer} ({peers}) |")
+    return _text(
+        f"Forward / backward, measured from {min(days)} to {max(days)}:",
+        "",
+        "| on | attention | ms | times naive bmm | times the fastest other |",
+        "|---|---|---:|---:|---|",
+        *lines,
+    )
+
+
+def figures(device: str) -> str:
+    """Markdown for docs/benchmarks.md: causal attention of a device, a table for each dtype."""
     rows = read_rows(RECORDED / device / "attention.csv")
     by_dtype = ([row for row in rows if (row.case, row.dtype) == ("causal", x)] for x in DTYPES)
-    tables = [table for table in by_dtype if table]
-    return {README: summary(tables), DETAILS: "\n".join(map(details, tables))}
-
-
-def summary(tables: Sequence[list[Row]]) -> str:
-    """Markdown for README.md: the longest sequence, a line for each dtype and direction."""
-    first = latest(tables[0])[0]
-    length = max(row.N for row in tables[0])
-    return _text(
-        f"Causal attention, (B, H, S, D) = ({first.B}, {first.H_q}, {length}, {first.D}), on "
-        f"{first.device} with {first.threads} threads, torch {first.torch}, {first.date[:10]}:",
-        "",
-        f"| | | {HEADER}",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
-        *(
-            f"| {rows[0].dtype} | {TITLES[direction]} | {_cells(_three(rows, length, direction))} |"
-            for rows in tables
-            for direction in DIRECTIONS
-        ),
-    )
+    return "\n".join(details(table) for table in by_dtype if table)
 
 
 def details(rows: list[Row]) -> str:
@@ -149,8 +165,8 @@ def main() -> None:
     parser.add_argument("device", help="a folder of benchmarks/results, such as xeon-amx")
     parser.add_argument("--models", metavar="DEVICE", help="device of the suite `models`")
     args = parser.parse_args()
-    for page, content in figures(args.device).items():
-        write(page, "figures", content)
+    write(README, "gains", gains())
+    write(DETAILS, "figures", figures(args.device))
     if args.models:
         write(DETAILS, "models", models(read_rows(RECORDED / args.models / "models.csv")))
     folder, images = RECORDED / args.device, ROOT / "docs" / "images"

@@ -153,6 +153,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     ),
     "varlen": (tk.attention_varlen, packed(lambda q, k, v: tk.attention_varlen(q, k, v, ENDS))),
     "decode": (tk.attention_decode, lambda q, k, v: tk.attention_decode(q, k, v, CACHED)),
+    "weights": (tk.attention_weights, lambda q, k, v: tk.attention_weights(q, k, rows=[-1, 2])),
     "linear": (tk.linear_attention, lambda q, k, v: tk.linear_attention(q, k, v, eps=1.0)),
     "linear varlen": (
         tk.linear_attention_varlen,

@@ -63,8 +63,8 @@ def test_links_lead_to_pages_and_headings(page: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_example_of_the_site_runs() -> None:
-    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+def test_the_example_of_the_readme_runs() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     found: dict[str, Any] = {}
     exec(example, found)

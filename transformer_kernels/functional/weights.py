@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..backends.reference import reference_weights
 from ..common.argument_checks import INTEGERS, check_tensor, shown, values_are_readable
+from ..common.overrides import is_overridden, overridden
 from ..common.storage import check_storage
 from ..dispatch.autocast import cast_for_autocast, without_autocast
 from ..dispatch.division import check_undivided
@@ -59,6 +60,11 @@ def attention_weights(
 
     Source: docs/attention.md, section 2.
     """
+    if is_overridden(q, k, rows, bias, relative, scale, sinks):
+        return overridden(
+            attention_weights, q, k, rows=rows, mask=mask, bias=bias, relative=relative,
+            scale=scale, softcap=softcap, sinks=sinks,
+        )  # fmt: skip
     check_undivided("attention_weights")
     q, scale = scaled_queries(q, scale)
     q, k, _ = cast_for_autocast(q, k, k)

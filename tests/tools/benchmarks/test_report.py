@@ -10,11 +10,12 @@ import pytest
 from benchmarks.report.device import Entry, entries, report, write_report
 from benchmarks.report.readme import (
     DETAILS,
+    README,
     between_marks,
     details,
     figures,
+    gains,
     models,
-    summary,
     write,
 )
 from benchmarks.runner.record import RECORDED
@@ -142,16 +143,6 @@ def test_the_last_run_with_all_three_counts() -> None:
     assert line.startswith(f"| 4 | forward + backward | {MEASURED}")
 
 
-def test_the_summary_has_the_longest_sequence_of_each_dtype() -> None:
-    text = summary([[*three_variants(), *three_variants(8)], [*three_variants(8, "bfloat16")]])
-    assert ", 8, " in text.splitlines()[0]
-    assert [line.split(" | ")[0] for line in text.splitlines()[4:]] == [
-        *("| float32",) * 2,
-        *("| bfloat16",) * 2,
-    ]
-    assert f"| bfloat16 | forward | {MEASURED}" in text
-
-
 def test_text_outside_the_marks_stays(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}old\n{END}after\n", encoding="utf-8")
@@ -178,10 +169,10 @@ def test_models_have_a_line_for_each_call_and_dtype() -> None:
 
 def test_the_pages_show_recorded_rows() -> None:
     """Run `python -m benchmarks.report.readme <device>` after recording."""
-    texts = [figures(path.parent.name) for path in RECORDED.glob("*/attention.csv")]
-    for page in texts[0]:
-        _, between, _ = between_marks(page.read_text(encoding="utf-8"), "figures")
-        assert between in [of_device[page] for of_device in texts]
+    devices = [path.parent.name for path in RECORDED.glob("*/attention.csv")]
+    pages = ((README, "gains", [gains()]), (DETAILS, "figures", list(map(figures, devices))))
+    for page, name, texts in pages:
+        assert between_marks(page.read_text(encoding="utf-8"), name)[1] in texts
 
 
 def test_the_table_of_models_shows_recorded_rows() -> None:

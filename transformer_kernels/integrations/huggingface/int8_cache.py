@@ -115,7 +115,7 @@ class Int8Cache(DynamicCache):
     `quantize_cache`). The cache takes 0.52 of the memory of bfloat16 for heads of 128. Layers with
     a sliding window or a recurrent state keep their own dtype.
 
-    For inference, on CPUs. Masks may have windows and padding on one side; a model that adds a bias
+    For inference. Masks may have windows and padding on one side; a model that adds a bias
     to its scores is refused.
 
     Args:
