@@ -40,9 +40,8 @@ help:
 	@echo "make gpu-grid  on a CUDA device: the benchmark suite gpu to its end, recorded"
 	@echo "make gpu-tune  on a CUDA device: tiles of the kernels against the present ones, in turns;"
 	@echo "               ONLY=NAMES, OUT=DIR"
-	@echo "make wheel     wheels for python3.11 to 3.14, as far as they are on PATH, and the source"
-	@echo "               archive, in dist; PYTHONS=PROGRAMS for others"
-	@echo "make test-wheel  the tests of \`make test\` with the wheel for $(PYTHON), in a fresh"
+	@echo "make wheel     the wheel, for every Python, and the source archive, in dist"
+	@echo "make test-wheel  the tests of \`make test\` with the wheel and $(PYTHON), in a fresh"
 	@echo "               environment; TORCH=2.11.0 with that torch instead of the newest"
 	@echo "make docs      the site, in build/site"
 	@echo "make lint      ruff, mypy, clang-format and lengths of functions"
@@ -110,10 +109,9 @@ gpu-grid: $(call packages,test) build
 gpu-tune: $(call packages,test) build
 	@$(RUN) -m benchmarks.tuning cuda $(if $(ONLY),--only $(ONLY)) $(if $(OUT),--out "$(OUT)")
 
-# One wheel for each Python. CUDA kernels as TORCH_CUDA_ARCH_LIST says: docs/install.md.
-PYTHONS ?=
+# CUDA kernels as TORCH_CUDA_ARCH_LIST says: docs/install.md.
 wheel: $(call packages,wheel) build
-	@$(RUN) -m building.wheel $(PYTHONS:%=--python %)
+	@$(RUN) -m building.wheel
 
 # Needs no environment: building/wheel_tests.py sets up its own, in build/wheel_tests.
 TORCH ?=

@@ -17,6 +17,7 @@ if __name__ == "__main__":
     from building.extension import BuildExtension
 
     setup(
-        ext_modules=[Extension("transformer_kernels._C", sources=[])],
+        ext_modules=[Extension("transformer_kernels._C", sources=[], py_limited_api=True)],
         cmdclass={"build_ext": BuildExtension},
+        options={"bdist_wheel": {"py_limited_api": "cp311"}},
     )

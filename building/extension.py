@@ -26,14 +26,17 @@ from building.ninja import (
     ninja_file,
     run_ninja,
 )
-from building.tools import Torch, find_compiler, find_pybind11, find_torch, missing_tools
+from building.tools import Torch, find_compiler, find_torch, missing_tools
 from building.unit import Unit
 
 ROOT = Path(__file__).resolve().parents[1]
 
 OBJECTS = f"build/objects-{sysconfig.get_platform()}"
-"""Folder of the objects, relative to ROOT. Extensions for several Pythons, with and without CUDA
-kernels, and the kernels of building/hub.py share most of them."""
+"""Folder of the objects, relative to ROOT. Extensions with and without CUDA kernels and the kernels
+of building/hub.py share most of them."""
+
+LIBRARY = "_C.abi3.so"
+"""File of the extension, for every Python (building/host.py, LIMITED_API)."""
 
 # Python loads the libraries of torch with RTLD_LOCAL, so _C must be linked to them. libtorch.so has
 # no code: it depends on libtorch_cpu and, in a CUDA build, libtorch_cuda. No rpath is needed,
@@ -44,6 +47,9 @@ LINK_FLAGS = (
     "-ltorch",
     "-ltorch_cpu",
 )
+
+EXPORTS = () if sys.platform == "darwin" else ("-Wl,--version-script=building/exports.map",)
+"""Link flags of libraries for users, whose symbols must not replace those of other libraries."""
 
 
 def announce(text: str) -> None:
@@ -56,16 +62,16 @@ def announce(text: str) -> None:
             return  # no terminal
 
 
-def units(machine: str, torch: Torch, pybind11: str, cuda: CudaBuild | None) -> tuple[Unit, ...]:
+def units(machine: str, torch: Torch, cuda: CudaBuild | None) -> tuple[Unit, ...]:
     """All units of the extension, in link order."""
     if cuda is None:
-        return host_units(machine, torch, pybind11)
-    return (*host_units(machine, torch, pybind11, cuda.definitions), *cuda_units(torch, cuda.chips))
+        return host_units(machine, torch)
+    return (*host_units(machine, torch, cuda.definitions), *cuda_units(torch, cuda.chips))
 
 
 def toolchain(compiler: tuple[str, ...], torch: Torch, cuda: CudaBuild | None) -> Toolchain:
     """Commands of the C++ compiler and nvcc, and the link flags."""
-    link_flags = (f"-L{torch.root / 'lib'}", *LINK_FLAGS)
+    link_flags = (f"-L{torch.root / 'lib'}", *LINK_FLAGS, *EXPORTS)
     if cuda is None:
         return Toolchain(compiler, COMMON_FLAGS, link_flags)
     return Toolchain(compiler, COMMON_FLAGS, (*link_flags, *cuda.link_flags), cuda.nvcc(compiler))
@@ -102,18 +108,19 @@ class BuildExtension(build_ext):
         compiler, torch = find_compiler(os.environ), find_torch()
         found = _find_cuda(torch)
         cuda = found if isinstance(found, CudaBuild) else None
-        suffix = sysconfig.get_config_var("EXT_SUFFIX")
-        output = f"{OBJECTS}/_C{suffix}"
-        objects = units(platform.machine(), torch, find_pybind11(), cuda)
+        output = f"{OBJECTS}/{LIBRARY}"
+        objects = units(platform.machine(), torch, cuda)
         text = ninja_file(objects, toolchain(compiler, torch, cuda), OBJECTS, output, nvcc_jobs())
         hint = f"\nwithout CUDA kernels: {ARCH_LIST}=none" if cuda else ""
         run_ninja(ROOT, OBJECTS, text, hint=hint)
 
         target = self.get_ext_fullpath(extension.name)
         self.mkpath(str(Path(target).parent))
+        for old in Path(target).parent.glob("_C.*.so"):
+            old.unlink()  # Python imports a build for one Python before this one
         self.copy_file(str(ROOT / output), target)
         announce(
-            f"transformer_kernels: built _C{suffix} in {time.monotonic() - start:.1f} s, "
+            f"transformer_kernels: built {LIBRARY} in {time.monotonic() - start:.1f} s, "
             f"with {shlex.join(compiler)} against torch {torch.version}\n"
             + "\n".join(report(platform.machine(), found))
         )

@@ -11,7 +11,10 @@ from building.unit import Unit
 READERS = "csrc/bindings/fast_path/readers.cpp"
 CUDA_FAST_PATH = "csrc/bindings/cuda_fast_path.cpp"
 
-PYTHON = ("-isystem", sysconfig.get_path("include"))
+LIMITED_API = "0x030b0000"
+"""The oldest Python whose limited API (PEP 384) may be used. The build runs on any later one."""
+
+PYTHON = ("-isystem", sysconfig.get_path("include"), f"-DPy_LIMITED_API={LIMITED_API}")
 """Compiler flags of a unit that includes headers of Python."""
 
 INCLUDE = "-Icsrc"
@@ -79,27 +82,22 @@ def stable_abi(torch: Torch) -> tuple[str, ...]:
     )
 
 
-def host_units(
-    machine: str, torch: Torch, pybind11_include: str, about_cuda: tuple[str, ...] = ()
-) -> tuple[Unit, ...]:
+def host_units(machine: str, torch: Torch, about_cuda: tuple[str, ...] = ()) -> tuple[Unit, ...]:
     """All units except those of CUDA, in link order. `about_cuda`: definitions for build_info()."""
     minimum = ".".join(map(str, MINIMUM_TORCH))
-    abi = sysconfig.get_config_var("SOABI")  # other Pythons have objects of their own
-    direct_calls = (*stable_abi(torch), *PYTHON)
     return (
         Unit(
             "csrc/bindings/module.cpp",
             (
-                *(*PYTHON, "-isystem", pybind11_include),
+                *PYTHON,
                 f'-DTK_TORCH_VERSION="{torch.version}"',
                 f'-DTK_MINIMUM_TORCH_VERSION="{minimum}"',
                 *about_cuda,
             ),
-            abi,
         ),
-        Unit("csrc/bindings/fast_path/functions.cpp", PYTHON, abi),
-        Unit(READERS, PYTHON, abi),
-        *((Unit(CUDA_FAST_PATH, direct_calls, abi),) if about_cuda else ()),
+        Unit("csrc/bindings/fast_path/functions.cpp", PYTHON),
+        Unit(READERS, PYTHON),
+        *((Unit(CUDA_FAST_PATH, (*stable_abi(torch), *PYTHON)),) if about_cuda else ()),
         *operator_units(machine, torch),
     )
 
@@ -127,6 +125,7 @@ def operator_units(
         Unit("csrc/cpu/driver/linear.cpp"),
         Unit("csrc/common/options.cpp"),
         Unit("csrc/common/workspace.cpp"),
+        Unit("csrc/common/old_systems.cpp"),
         Unit(
             "csrc/cpu/driver/isa_dispatch.cpp",
             tuple(f"-DTK_HAVE_{isa.name.upper()}" for isa in isas),

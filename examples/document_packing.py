@@ -1,7 +1,7 @@
 """Document packing: texts share a row, and none sees another.
 
 A row that holds several texts has no padding. With a causal mask alone, a text also sees the texts
-before it in its row, and its loss changes. `Mask.segments` hides them. It compares one number for
+before it in its row, and its logits change. `Mask.segments` hides them. It compares one number for
 each token, takes no M x N memory, and the kernels skip the blocks between texts. Positions start
 again with each text.
 

@@ -1,14 +1,11 @@
-// The Python module: functions of the extension that are not operators.
+// The Python module: functions of the extension that are not operators. It uses the limited API
+// (PEP 384), so that one build serves every Python from 3.11 on.
 
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
+#include <Python.h>
 
-#include <array>
-#include <iterator>
 #include <span>
-#include <sstream>
+#include <stdexcept>
 #include <string>
-#include <vector>
 
 #include "bindings/fast_path/functions.h"
 #include "common/fields.h"
@@ -17,19 +14,15 @@
 #include "cpu/driver/isa_dispatch.h"
 #include "cuda/common/tile_config.h"
 
-namespace py = pybind11;
-
 namespace {
 
-std::string compiler() {
 #if defined(__clang__)
-  return "clang " __clang_version__;
+constexpr char kCompiler[] = "clang " __clang_version__;
 #elif defined(__GNUC__)
-  return "gcc " __VERSION__;
+constexpr char kCompiler[] = "gcc " __VERSION__;
 #else
-  return "unknown";
+constexpr char kCompiler[] = "unknown";
 #endif
-}
 
 // Defined by setup.py if CUDA kernels are built.
 #ifdef TK_CUDA_VERSION
@@ -40,57 +33,139 @@ constexpr bool kHasCuda = false;
 #define TK_CUDA_ARCHITECTURES ""
 #endif
 
-std::vector<std::string> words(const std::string& text) {
-  std::istringstream stream(text);
-  return {std::istream_iterator<std::string>(stream), {}};
+// Functions that return an object return a new one, or null with an exception set.
+
+PyObject* to_python(const std::string& text) { return PyUnicode_FromString(text.c_str()); }
+PyObject* to_python(int number) { return PyLong_FromLong(number); }
+PyObject* to_python(const tk::Field& x) {
+  return Py_BuildValue("(ssss)", x.name, x.kind, x.shape, x.layouts);
 }
 
-py::dict build_info() {
-  py::dict info;
-  info["compiler"] = compiler();
-  info["cxx_standard"] = "C++" + std::to_string(__cplusplus / 100 % 100);
-  info["torch"] = TK_TORCH_VERSION;
-  info["minimum_torch"] = TK_MINIMUM_TORCH_VERSION;
-  info["isas"] = tk::cpu::built_isas();
-  info["cuda"] = TK_CUDA_VERSION;
-  info["cuda_architectures"] = words(TK_CUDA_ARCHITECTURES);
+template <typename Items>
+PyObject* list_of(const Items& items) {
+  PyObject* const list = PyList_New(0);
+  for (const auto& item : items) {
+    PyObject* const object = to_python(item);
+    const bool appended = list && object && PyList_Append(list, object) == 0;
+    Py_XDECREF(object);
+    if (!appended) {
+      Py_XDECREF(list);
+      return nullptr;
+    }
+  }
+  return list;
+}
+
+template <typename Items>
+PyObject* tuple_of(const Items& items) {
+  PyObject* const list = list_of(items);
+  PyObject* const tuple = list ? PyList_AsTuple(list) : nullptr;
+  Py_XDECREF(list);
+  return tuple;
+}
+
+PyObject* build_info(PyObject*, PyObject*) {
+  const std::string standard = "C++" + std::to_string(__cplusplus / 100 % 100);
+  PyObject* const architectures = PyUnicode_FromString(TK_CUDA_ARCHITECTURES);
+  PyObject* const info = Py_BuildValue(
+      "{ss ss ss ss sN ss sN}", "compiler", kCompiler, "cxx_standard", standard.c_str(), "torch",
+      TK_TORCH_VERSION, "minimum_torch", TK_MINIMUM_TORCH_VERSION, "isas",
+      list_of(tk::cpu::built_isas()), "cuda", TK_CUDA_VERSION, "cuda_architectures",
+      architectures ? PyObject_CallMethod(architectures, "split", nullptr) : nullptr);
+  Py_XDECREF(architectures);
   return info;
 }
 
-py::dict cpu_features() {
-  py::dict features;
-  for (const auto& feature : tk::cpu::cpu_features()) features[feature.name] = feature.present;
+PyObject* cpu_features(PyObject*, PyObject*) {
+  PyObject* const features = PyDict_New();
+  for (const auto& [name, present] : tk::cpu::cpu_features()) {
+    if (!features || PyDict_SetItemString(features, name, present ? Py_True : Py_False) != 0) {
+      Py_XDECREF(features);
+      return nullptr;
+    }
+  }
   return features;
 }
 
-py::tuple rows(std::span<const tk::Field> fields) {
-  py::list list;
-  for (const tk::Field& x : fields) {
-    list.append(py::make_tuple(x.name, x.kind, x.shape, x.layouts));
+PyObject* built_isas(PyObject*, PyObject*) { return list_of(tk::cpu::built_isas()); }
+
+PyObject* isa(PyObject*, PyObject*) { return to_python(tk::cpu::isa()); }
+
+PyObject* force_isa(PyObject*, PyObject* name) {
+  const char* const text = PyUnicode_AsUTF8AndSize(name, nullptr);
+  if (!text) return nullptr;
+  try {
+    tk::cpu::force_isa(text);
+  } catch (const std::invalid_argument& error) {
+    PyErr_SetString(PyExc_ValueError, error.what());
+    return nullptr;
   }
-  return py::tuple(list);
+  Py_RETURN_NONE;
+}
+
+PyObject* release_workspace(PyObject*, PyObject*) {
+  tk::Workspace::release();
+  Py_RETURN_NONE;
+}
+
+PyObject* want_poison(PyObject*, PyObject* wanted) {
+  const int is_wanted = PyObject_IsTrue(wanted);
+  if (is_wanted < 0) return nullptr;
+  tk::want_poison(is_wanted != 0);
+  Py_RETURN_NONE;
+}
+
+PyObject* poisoned_bytes(PyObject*, PyObject*) { return PyLong_FromSize_t(tk::poisoned_bytes()); }
+
+PyMethodDef methods[] = {
+    {"build_info", build_info, METH_NOARGS, nullptr},
+    {"cpu_features", cpu_features, METH_NOARGS, nullptr},
+    {"built_isas", built_isas, METH_NOARGS, nullptr},
+    {"isa", isa, METH_NOARGS, nullptr},
+    {"force_isa", force_isa, METH_O, nullptr},
+    {"release_workspace", release_workspace, METH_NOARGS, nullptr},
+    {"want_poison", want_poison, METH_O, nullptr},
+    {"poisoned_bytes", poisoned_bytes, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    "_C",
+    "The compiled extension. Its operators are torch.ops.transformer_kernels.*.",
+    -1,  // global state: sub-interpreters cannot import it
+    methods,
+    nullptr,
+    nullptr,
+    nullptr,
+    nullptr,
+};
+
+// Adds a new object to the module. Returns false with an exception set if there is none.
+bool add(PyObject* module, const char* name, PyObject* value) {
+  const bool added = value && PyObject_SetAttrString(module, name, value) == 0;
+  Py_XDECREF(value);
+  return added;
+}
+
+bool add_all(PyObject* module) {
+  bool added = add(module, "FIELDS", tuple_of(tk::kFields)) &&
+               add(module, "LINEAR_FIELDS", tuple_of(tk::kLinearFields)) &&
+               add(module, "CUDA_WIDTHS", tuple_of(tk::cuda::kWidths)) &&
+               add(module, "CUDA_LINEAR_WIDTHS", tuple_of(tk::cuda::kLinearWidths)) &&
+               add(module, "LARGE_SHARED_CHIPS", tuple_of(tk::cuda::kLargeSharedChips)) &&
+               tk::add_direct_functions(module);
+  if constexpr (kHasCuda) added = added && add(module, "cuda_functions", tk_cuda_functions());
+  return added;
 }
 
 }  // namespace
 
-PYBIND11_MODULE(_C, module) {
-  module.doc() = "The compiled extension. Its operators are torch.ops.transformer_kernels.*.";
-  module.def("build_info", &build_info);
-  module.def("cpu_features", &cpu_features);
-  module.def("built_isas", &tk::cpu::built_isas);
-  module.def("isa", &tk::cpu::isa);
-  module.def("force_isa", &tk::cpu::force_isa, py::arg("name"), py::pos_only());
-  module.attr("FIELDS") = rows(tk::kFields);
-  module.attr("LINEAR_FIELDS") = rows(tk::kLinearFields);
-  module.attr("CUDA_WIDTHS") = py::tuple(py::cast(std::to_array(tk::cuda::kWidths)));
-  module.attr("CUDA_LINEAR_WIDTHS") = py::tuple(py::cast(std::to_array(tk::cuda::kLinearWidths)));
-  module.attr("LARGE_SHARED_CHIPS") =
-      py::tuple(py::cast(std::to_array(tk::cuda::kLargeSharedChips)));
-  module.def("release_workspace", &tk::Workspace::release);
-  module.def("want_poison", &tk::want_poison, py::arg("wanted"), py::pos_only());
-  module.def("poisoned_bytes", &tk::poisoned_bytes);
-  if (!tk::add_direct_functions(module.ptr())) throw py::error_already_set();
-  if constexpr (kHasCuda) {
-    module.attr("cuda_functions") = py::reinterpret_steal<py::tuple>(tk_cuda_functions());
+PyMODINIT_FUNC PyInit__C() {
+  PyObject* const module = PyModule_Create(&definition);
+  if (module && !add_all(module)) {
+    Py_DECREF(module);
+    return nullptr;
   }
+  return module;
 }

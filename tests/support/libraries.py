@@ -20,7 +20,7 @@ from building import extension, sanitized
 from building.extension import ROOT
 from building.host import host_units
 from building.ninja import Toolchain, ninja_file, run_ninja
-from building.tools import find_compiler, find_pybind11, find_torch
+from building.tools import find_compiler, find_torch
 from building.unit import Unit
 
 EXTENSION = "transformer_kernels._C"
@@ -41,7 +41,7 @@ def build(output: str, units: Sequence[Unit], tools: Toolchain, name: str) -> Pa
 
 
 def _build_extension(output: str, tools: Toolchain, name: str) -> Path:
-    units = host_units(platform.machine(), find_torch(), find_pybind11())
+    units = host_units(platform.machine(), find_torch())
     return build(output, units, tools, name)
 
 

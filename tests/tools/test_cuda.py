@@ -276,7 +276,7 @@ def test_nvcc_uses_the_same_host_compiler() -> None:
 
 
 def test_object_names_are_unique() -> None:
-    units: tuple[Unit, ...] = (*host_units("x86_64", TORCH, ""), *cuda_units(TORCH, ALL))
+    units: tuple[Unit, ...] = (*host_units("x86_64", TORCH), *cuda_units(TORCH, ALL))
     names = [unit.object_name for unit in units]
     assert len(set(names)) == len(names)
 

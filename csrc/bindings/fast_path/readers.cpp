@@ -12,7 +12,7 @@ namespace {
 struct Torch {
   PyObject* tensor = nullptr;
   PyObject* parameter = nullptr;
-  PyObject* is_neg = nullptr;
+  PyCFunction is_neg = nullptr;  // of Tensor.is_neg: a lookup for each call would cost more
   PyObject* storage_offset = nullptr;
   const dlpack::Exchange* exchange = nullptr;  // null: every call is declined
 } torch;
@@ -24,6 +24,17 @@ PyObject* attribute_of_module(const char* module, const char* name) {
   return attribute;
 }
 
+// The C function of a method of torch.Tensor without arguments; null if there is none.
+PyCFunction method_of_tensor(const char* name) {
+  PyObject* const tensor = torch.tensor ? PyObject_CallNoArgs(torch.tensor) : nullptr;
+  PyObject* const method = tensor ? PyObject_GetAttrString(tensor, name) : nullptr;
+  const bool is_plain = method && PyCFunction_GetFlags(method) == METH_NOARGS;
+  const PyCFunction function = is_plain ? PyCFunction_GetFunction(method) : nullptr;
+  Py_XDECREF(method);
+  Py_XDECREF(tensor);
+  return function;
+}
+
 // True after `untyped_storage().resize_(0)`: the data pointer is then the tensor's offset in its
 // storage, without the address of the storage.
 bool is_freed(PyObject* object, const dlpack::Tensor& x) {
@@ -31,7 +42,7 @@ bool is_freed(PyObject* object, const dlpack::Tensor& x) {
   constexpr uintptr_t kLargestOffset = uintptr_t{1} << 44;
   const auto address = reinterpret_cast<uintptr_t>(x.data);
   if (address > kLargestOffset) return false;
-  PyObject* const offset = PyObject_CallMethodNoArgs(object, torch.storage_offset);
+  PyObject* const offset = PyObject_CallMethodObjArgs(object, torch.storage_offset, nullptr);
   const size_t elements = offset ? PyLong_AsSize_t(offset) : 0;
   Py_XDECREF(offset);
   PyErr_Clear();
@@ -55,7 +66,7 @@ Element element_of(const dlpack::DataType& type) {
 
 bool read_number(PyObject* object, double& to) {
   if (!PyFloat_CheckExact(object)) return false;
-  to = PyFloat_AS_DOUBLE(object);
+  to = PyFloat_AsDouble(object);
   return std::isfinite(to);
 }
 
@@ -84,21 +95,32 @@ bool exchange(PyObject* object, dlpack::Tensor& x) {
   return false;
 }
 
-// The items of a named tuple; null if it is not one.
-PyObject* const* items_of(PyObject* tuple, Py_ssize_t count) {
-  const bool fits = PyTuple_Check(tuple) && PyTuple_GET_SIZE(tuple) == count;
-  return fits ? reinterpret_cast<PyTupleObject*>(tuple)->ob_item : nullptr;
-}
+// The items of a named tuple, in their order.
+class Items {
+ public:
+  // Returns false if the object is not a tuple of so many items.
+  bool begin(PyObject* tuple, Py_ssize_t count) {
+    tuple_ = tuple;
+    read_ = 0;
+    return PyTuple_Check(tuple) && PyTuple_Size(tuple) == count;
+  }
+
+  PyObject* next() { return PyTuple_GetItem(tuple_, read_++); }
+
+ private:
+  PyObject* tuple_ = nullptr;
+  Py_ssize_t read_ = 0;
+};
 
 }  // namespace
 
 void find_torch() {
-  torch.is_neg = PyUnicode_InternFromString("is_neg");
   torch.storage_offset = PyUnicode_InternFromString("storage_offset");
   torch.tensor = attribute_of_module("torch", "Tensor");
   torch.parameter = attribute_of_module("torch.nn", "Parameter");
+  torch.is_neg = method_of_tensor("is_neg");
   PyObject* const capsule =
-      torch.tensor ? PyObject_GetAttrString(torch.tensor, "__dlpack_c_exchange_api__") : nullptr;
+      torch.is_neg ? PyObject_GetAttrString(torch.tensor, "__dlpack_c_exchange_api__") : nullptr;
   if (capsule) {
     const void* const table = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     torch.exchange = static_cast<const dlpack::Exchange*>(table);
@@ -125,7 +147,7 @@ bool Reader::read(PyObject* object, View& view) const {
 
 bool Reader::read_input(PyObject* object, View& view) const {
   if (!read(object, view)) return false;
-  PyObject* const negated = PyObject_CallMethodNoArgs(object, torch.is_neg);
+  PyObject* const negated = torch.is_neg(object, nullptr);
   Py_XDECREF(negated);
   PyErr_Clear();
   return negated == Py_False;
@@ -142,17 +164,17 @@ bool Reader::read_field(PyObject* object, Elements elements, View& to) const {
 }
 
 #define TK_COUNT(...) +1
-#define TK_NUMBER(type, kind, name, layouts) &&read_number(*item++, options.name)
+#define TK_NUMBER(type, kind, name, layouts) &&read_number(items.next(), options.name)
 #define TK_TENSOR(name, elements, memory, shape, layouts) \
-  &&read_field(*item++, Elements::elements, options.name)
+  &&read_field(items.next(), Elements::elements, options.name)
 
 bool Reader::read_options(PyObject* const* arguments, Options& options) const {
-  PyObject* const* item;
-  return (item = items_of(arguments[0], TK_SCORE_FIELDS(TK_COUNT, TK_COUNT)))
+  Items items;
+  return items.begin(arguments[0], TK_SCORE_FIELDS(TK_COUNT, TK_COUNT))
              TK_SCORE_FIELDS(TK_NUMBER, TK_TENSOR) &&
-         (item = items_of(arguments[1], TK_MASK_FIELDS(TK_COUNT, TK_COUNT)))
+         items.begin(arguments[1], TK_MASK_FIELDS(TK_COUNT, TK_COUNT))
              TK_MASK_FIELDS(TK_NUMBER, TK_TENSOR) &&
-         (item = items_of(arguments[2], TK_LAYOUT_FIELDS(TK_COUNT, TK_COUNT)))
+         items.begin(arguments[2], TK_LAYOUT_FIELDS(TK_COUNT, TK_COUNT))
              TK_LAYOUT_FIELDS(TK_NUMBER, TK_TENSOR);
 }
 
