@@ -5,29 +5,45 @@
 build/hub/<kernel>/build/<variant> then has a copy of the package's sources, the operators as a
 shared library, and metadata. The library has no Python: by torch's stable ABI it serves every
 Python, and every torch from MINIMUM_TORCH on. Its operators have a namespace of their own, so that
-the kernels and an installed package can be used in one process.
+the kernels and an installed package can be used in one process. Beside build/ are the card of the
+repository and a benchmark (building/hub_files). The requirements are those of the hub for
+kernels: docs/quickstarts/sentence-transformers.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import hashlib
 import json
 import os
 import platform
+import runpy
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from building.extension import LINK_FLAGS, OBJECTS, ROOT
+from building.extension import EXPORTS, LINK_FLAGS, OBJECTS, ROOT
 from building.host import COMMON_FLAGS, isas_for, operator_units
 from building.ninja import Toolchain, ninja_file, run_ninja
 from building.tools import MINIMUM_TORCH, find_compiler, find_torch
 
-KERNELS = ("attention", "flash_attn")
-"""Modules of transformer_kernels/integrations/hub, which have the public functions."""
-VERSION = 1
-"""Version of these functions' interface, which users of the hub select."""
+KERNELS = {
+    "attention": (
+        "Attention for models of transformers, by the name of this repository.",
+        ("flash_attn_forward",),
+    ),
+    "flash_attn": (
+        "The functions of flash_attn 2.8, with its signatures, for batches without padding.",
+        ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache", "pad_input"),
+    ),
+}
+"""Modules of transformer_kernels/integrations/hub, what they are for, and their main functions."""
+VERSION = 0
+"""Version of these functions' interface, which users of the hub select; 0 is a beta."""
+FILES = ROOT / "building/hub_files"
+RELEASE: str = runpy.run_path(str(ROOT / "transformer_kernels/version.py"))["__version__"]
 PACKAGE = ROOT / "transformer_kernels"
 PARTS = (
     *("version.py", "common", "masks", "scores", "problem", "backends", "dispatch"),
@@ -101,7 +117,9 @@ def identifier(kernel: str, texts: dict[str, str]) -> str:
     return f"_transformer_kernels_{kernel}_cpu_{digest.hexdigest()[:12]}"
 
 
-def metadata(kernel: str, name: str) -> dict[str, object]:
+def metadata(kernel: str, name: str, target: Path) -> dict[str, object]:
+    """What `kernels` reads. The digest covers the files of `target`, which metadata.json joins."""
+    files = sorted(path for path in target.rglob("*") if path.is_file())
     return {
         "id": name,
         "name": f"transformer-kernels-{repository(kernel)}",
@@ -109,14 +127,55 @@ def metadata(kernel: str, name: str) -> dict[str, object]:
         "license": "Apache-2.0",
         "python-depends": [],
         "backend": {"type": "cpu"},
+        "digest": {
+            "algorithm": "sha256",
+            "files": {
+                path.relative_to(target).as_posix(): base64.b64encode(
+                    hashlib.sha256(path.read_bytes()).digest()
+                ).decode()
+                for path in files
+            },
+        },
+        **provenance(),
     }
+
+
+def provenance() -> dict[str, object]:
+    """The commit of the sources; empty outside a git repository."""
+    git = ("git", "-C", str(ROOT))
+    try:
+        commit = subprocess.check_output((*git, "rev-parse", "HEAD"), text=True, stderr=-3).strip()
+        status = subprocess.check_output((*git, "status", "--porcelain", "-uno"), text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+    builder = {"version": f"transformer_kernels {RELEASE}"}  # not the hub's kernel-builder
+    source = {"commit": commit, "dirty": bool(status)}
+    return {"provenance": {"kernel-builder": builder, "kernel": source}}
+
+
+def card(kernel: str) -> str:
+    """The README.md of a kernel's repository."""
+    about, functions = KERNELS[kernel]
+    return (
+        (FILES / "card.md")
+        .read_text(encoding="utf-8")
+        .format(
+            name=f"transformer-kernels-{repository(kernel)}",
+            about=about,
+            repository=f"<publisher>/{repository(kernel)}",
+            version=VERSION,
+            functions=", ".join(f"`{function}`" for function in functions),
+            torch=".".join(map(str, MINIMUM_TORCH)),
+            release=RELEASE,
+        )
+    )
 
 
 def compile_library(kernel: str, namespace: str) -> Path:
     """Compiles the operators of a kernel. Raises CompileError on failure."""
     torch, output = find_torch(), f"{OBJECTS}/{kernel}.so"
     units = operator_units(platform.machine(), torch, (f"-DTK_LIBRARY={namespace}",), kernel)
-    link_flags = (f"-L{torch.root / 'lib'}", *LINK_FLAGS)
+    link_flags = (f"-L{torch.root / 'lib'}", *LINK_FLAGS, *EXPORTS)
     tools = Toolchain(find_compiler(os.environ), COMMON_FLAGS, link_flags)
     run_ninja(ROOT, OBJECTS, ninja_file(units, tools, OBJECTS, output))
     return ROOT / output
@@ -134,7 +193,6 @@ def write(kernel: str, out: Path) -> Path:
     texts |= {
         "__init__.py": _INIT.format(kernel=kernel),
         "_C.py": _COMPILED.format(information=information),
-        "metadata.json": json.dumps(metadata(kernel, name), indent=2) + "\n",
         "common/namespace.py": f'"""The namespace of the operators."""\n\nNAMESPACE = "{name}"\n',
     }
     for file, text in texts.items():
@@ -142,7 +200,12 @@ def write(kernel: str, out: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     shutil.copy(library, target / "operators.so")
+    text = json.dumps(metadata(kernel, name, target), indent=2)
+    (target / "metadata.json").write_text(f"{text}\n", encoding="utf-8")
     shutil.copy(ROOT / "LICENSE", out / "LICENSE")
+    (out / "README.md").write_text(card(kernel), encoding="utf-8")
+    (out / "benchmarks").mkdir(exist_ok=True)
+    shutil.copy(FILES / "benchmark.py", out / "benchmarks")
     return target
 
 

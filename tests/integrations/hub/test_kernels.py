@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import runpy
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from building.hub import KERNELS, OUT
+from building.hub import KERNELS, OUT, repository
 from tests.integrations.flash_attn.plain import OPTIONS
 from transformer_kernels import _C
 from transformer_kernels.integrations import flash_attn
@@ -21,7 +25,7 @@ FLASH_ATTN = "tk/flash-attn"
 def loaded(name: str) -> Any:
     from kernels import get_kernel
 
-    return get_kernel(name, version=1)
+    return get_kernel(name, version=0)
 
 
 def test_public_functions() -> None:
@@ -74,10 +78,10 @@ sys.modules["transformer_kernels"] = None  # an import raises ImportError
 import torch
 from kernels import get_kernel
 
-flash = get_kernel("tk/flash-attn", version=1)
+flash = get_kernel("tk/flash-attn", version=0)
 x = torch.randn(2, 9, 4, 8, requires_grad=True)
 flash.flash_attn_func(x, x, x, causal=True).sum().backward()
-get_kernel("tk/attention", version=1)
+get_kernel("tk/attention", version=0)
 """
 
 
@@ -92,10 +96,55 @@ def test_isa() -> None:
     assert compiled.isa() == _C.isa()
 
 
-def test_the_library_has_no_python() -> None:
-    libraries = list(OUT.glob("*/build/*/operators.so"))
-    assert len(libraries) == len(KERNELS)
-    for library in libraries:
-        listed = subprocess.run(["nm", "-D", library], check=True, capture_output=True, text=True)
-        assert " Py" not in listed.stdout
-        assert "pybind11" not in listed.stdout
+VARIANTS = [next((OUT / repository(kernel) / "build").glob("*"), OUT) for kernel in KERNELS]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=list(KERNELS))
+def test_the_hub_accepts_the_library(variant: Path) -> None:
+    """Its limits of symbols, and no Python at all."""
+    import kernel_abi_check
+
+    library = kernel_abi_check.ObjectFile(variant / "operators.so")
+    assert library.check_manylinux("manylinux_2_28") == []
+    assert library.check_python_abi("3.9") == []
+    listed = subprocess.run(
+        ["nm", "-D", variant / "operators.so"], check=True, capture_output=True, text=True
+    )
+    assert " Py" not in listed.stdout
+    assert " T " not in listed.stdout
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=list(KERNELS))
+def test_the_hub_accepts_the_metadata(variant: Path, tmp_path: Path) -> None:
+    from kernels._rust import Digest, DigestAlgorithm, DigestValidationError, Metadata
+
+    metadata = Metadata.read_from_file(variant / "metadata.json")
+    assert metadata.version == 0
+    assert metadata.provenance.kernel is not None
+    metadata.digest.validate(Digest.hash_variant(DigestAlgorithm.SHA256, variant))
+    changed = tmp_path / "variant"
+    shutil.copytree(variant, changed)
+    (changed / "__init__.py").write_text("changed = True\n")
+    with pytest.raises(DigestValidationError, match=r"__init__\.py"):
+        metadata.digest.validate(Digest.hash_variant(DigestAlgorithm.SHA256, changed))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_card_and_benchmark(kernel: str) -> None:
+    """The benchmark compares with torch, and the card names functions that exist."""
+    import kernels
+
+    # Not by an import: kernels.cli needs packages that check signatures.
+    command = runpy.run_path(str(Path(kernels.__file__).parent / "cli/benchmark.py"))
+    folder = OUT / repository(kernel)
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert card.startswith("---\nlibrary_name: kernels\nlicense: apache-2.0\n---\n")
+    public = loaded(f"tk/{repository(kernel)}").__all__
+    assert set(re.findall(r"`(\w+)`", card.partition("Functions: ")[2].partition("\n")[0])) <= {
+        *public
+    }
+    workloads = runpy.run_path(str(folder / "benchmarks/benchmark.py"))["CausalAttention"]
+    results, _ = command["run_benchmark_class"](workloads, 1, 1, str(folder), True, "")
+    assert {name: result.verified for name, result in results.items()} == dict.fromkeys(
+        ("short", "long"), True
+    )
