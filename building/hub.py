@@ -38,6 +38,10 @@ KERNELS = {
         "The functions of flash_attn 2.8, with its signatures, for batches without padding.",
         ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache", "pad_input"),
     ),
+    "linear_layers": (
+        "The gated delta rule, KDA and their convolution, for hybrid models of transformers.",
+        ("layers",),
+    ),
 }
 """Modules of transformer_kernels/integrations/hub, what they are for, and their main functions."""
 VERSION = 0
@@ -205,7 +209,8 @@ def write(kernel: str, out: Path) -> Path:
     shutil.copy(ROOT / "LICENSE", out / "LICENSE")
     (out / "README.md").write_text(card(kernel), encoding="utf-8")
     (out / "benchmarks").mkdir(exist_ok=True)
-    shutil.copy(FILES / "benchmark.py", out / "benchmarks")
+    benchmark = "benchmark_layers.py" if kernel == "linear_layers" else "benchmark.py"
+    shutil.copy(FILES / benchmark, out / "benchmarks/benchmark.py")
     return target
 
 

@@ -143,8 +143,8 @@ def test_card_and_benchmark(kernel: str) -> None:
     assert set(re.findall(r"`(\w+)`", card.partition("Functions: ")[2].partition("\n")[0])) <= {
         *public
     }
-    workloads = runpy.run_path(str(folder / "benchmarks/benchmark.py"))["CausalAttention"]
+    script = folder / "benchmarks/benchmark.py"
+    (workloads,) = command["discover_benchmark_classes"](script, folder)
     results, _ = command["run_benchmark_class"](workloads, 1, 1, str(folder), True, "")
-    assert {name: result.verified for name, result in results.items()} == dict.fromkeys(
-        ("short", "long"), True
-    )
+    assert len(results) == 2
+    assert all(result.verified for result in results.values())
