@@ -20,8 +20,9 @@ char __libc_single_threaded = 0;
 
 }  // extern "C"
 
-// libstdc++ 11.
-[[noreturn]] void throw_bad_array_new_length() __asm__("_ZSt28__throw_bad_array_new_lengthv");
+// libstdc++ 11. Weak: compilers made for old systems have it in a static library.
+[[noreturn, gnu::weak]] void throw_bad_array_new_length() __asm__(
+    "_ZSt28__throw_bad_array_new_lengthv");
 void throw_bad_array_new_length() { throw std::bad_array_new_length(); }
 
 // libstdc++ 9 and 11: constructors and str() of the streams in torch's headers.
