@@ -146,14 +146,14 @@ def metadata(kernel: str, name: str, target: Path) -> dict[str, object]:
 
 def provenance() -> dict[str, object]:
     """The commit of the sources; empty outside a git repository."""
-    git = ("git", "-C", str(ROOT))
-    try:
-        commit = subprocess.check_output((*git, "rev-parse", "HEAD"), text=True, stderr=-3).strip()
-        status = subprocess.check_output((*git, "status", "--porcelain", "-uno"), text=True)
-    except (OSError, subprocess.CalledProcessError):
+    if not (ROOT / ".git").exists():
         return {}
+    commit, status = (
+        subprocess.check_output(("git", "-C", str(ROOT), *command), text=True)
+        for command in (("rev-parse", "HEAD"), ("status", "--porcelain", "-uno"))
+    )
     builder = {"version": f"transformer_kernels {RELEASE}"}  # not the hub's kernel-builder
-    source = {"commit": commit, "dirty": bool(status)}
+    source = {"commit": commit.strip(), "dirty": bool(status)}
     return {"provenance": {"kernel-builder": builder, "kernel": source}}
 
 

@@ -1,5 +1,6 @@
-// Definitions of symbols that are newer than glibc 2.28 and libstdc++ 8, so that the library loads
-// on systems from RHEL 8 on, whichever compiler built it. building/exports.map keeps them in it.
+// Definitions of symbols that are newer than glibc 2.28 and libstdc++ 8, as GCC 12 and older
+// compilers call them: the library loads on systems from RHEL 8 on. building/exports.map keeps them
+// in it.
 #if defined(__linux__) && defined(__x86_64__)
 
 #include <new>

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import subprocess
@@ -71,8 +72,9 @@ def test_the_source_archive_is_that_of_the_wheels_version(tmp_path: Path) -> Non
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A wheel for this Python without CUDA kernels. Its objects are those of the extension."""
-    with pytest.MonkeyPatch.context() as patch:
+    """A wheel without CUDA kernels. Its objects are those of the extension."""
+    with (ROOT / "build/wheel.lock").open("w") as lock, pytest.MonkeyPatch.context() as patch:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # setup.py sdist writes into ROOT
         patch.setenv("TORCH_CUDA_ARCH_LIST", "none")
         patch.setattr(wheel, "WORK", tmp_path_factory.mktemp("work"))
         out = tmp_path_factory.mktemp("dist")
