@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from tests.integrations.huggingface.tiny_models import (
     transformers,
 )
 from tests.tools.bench.example import PROVENANCE
-from transformer_kernels.bench import Budget, Row
+from transformer_kernels.bench import Budget
 
 ATTENTION, FLASH_ATTN = "tk/attention", "tk/flash-attn"
 UNPADDED = ("llama", "mistral", "gemma2", "gemma3", "qwen3", "bert", "modernbert", "whisper", "vit")
@@ -151,22 +152,33 @@ def test_texts_of_different_lengths(runner: Any, folder: Path) -> None:
     assert shapes == [(1, 3 + 12 + 21 + 30 + 39 + 48)]
 
 
-def measured(runner: Any, folder: Path, dtype: torch.dtype) -> list[Row]:
+def measured(runner: Any, folder: Path, dtype: torch.dtype) -> Run:
     case = Sizes(name="encoder", B=3, H_q=4, H_kv=4, M=20, N=20, dtype=dtype)
     run = Run(PROVENANCE, Budget(0.0, fewest=1), folder=folder, keep=False)
     measure = partial(runner.encoders, case, SIZES | {"num_attention_heads": 4})
-    return run.measure("a suite", Comparison(name="", measurements=measure))
+    run.measure("a suite", Comparison(name="", measurements=measure))
+    return run
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_benchmark(runner: Any, tmp_path: Path, dtype: torch.dtype) -> None:
-    rows = measured(runner, tmp_path, dtype)
-    assert [(row.direction, row.variant) for row in rows] == [
-        (direction, variant)
-        for direction in ("fwd", "fwd+bwd")
-        for variant in ("sdpa", "tk/attention", "tk/flash-attn")
+def test_benchmark(
+    runner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    """Peers are measured without gradients; one that is not installed is named."""
+    peers = {
+        "eager": lambda folder, dtype, _: runner.encoder(folder, "eager", dtype),
+        "absent": lambda *_: import_module("absent"),
+    }
+    monkeypatch.setattr(runner, "PEERS", peers)
+    run = measured(runner, tmp_path, dtype)
+    ours = ["sdpa", "tk/attention", "tk/flash-attn"]
+    assert [(row.direction, row.variant) for row in run.rows] == [
+        *(("fwd", variant) for variant in [*ours, "eager"]),
+        *(("fwd+bwd", variant) for variant in ours),
     ]
-    assert all(row.median_ms > 0 for row in rows)
+    assert all(row.median_ms > 0 for row in run.rows)
+    (skipped,) = run.skipped
+    assert skipped.endswith(": absent: No module named 'absent'")
 
 
 def test_a_wrong_result_stops_the_benchmark(
