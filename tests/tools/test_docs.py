@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import distributed as dist
 from torch.nn.functional import scaled_dot_product_attention
 
+import transformer_kernels as tk
 from building.extension import ROOT
 from tests.support.tiers import each
+from transformer_kernels.models import GPT2, GPT2Config
 
 OUTSIDE = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "tests/README.md", "examples/README.md")
 PAGES = [*(ROOT / name for name in OUTSIDE), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -62,14 +65,51 @@ def test_links_lead_to_pages_and_headings(page: Path) -> None:
             assert anchor in headings(linked.read_text(encoding="utf-8")), target
 
 
+def blocks(page: str) -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
 @pytest.mark.exhaustive
 def test_the_example_of_the_readme_runs() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    (example,) = blocks("README.md")
     found: dict[str, Any] = {}
     exec(example, found)
     q, k, v = (found[name] for name in "qkv")
     torch.testing.assert_close(found["o"], scaled_dot_product_attention(q, k, v, is_causal=True))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("page", ["docs/linear.md", "docs/delta.md"])
+def test_the_lines_of_a_page_run(page: str) -> None:
+    """With prompts of one token, which steps take too."""
+    q, k, v = torch.randn(3, 1, 2, 1, 4)
+    x = torch.randn(1, 6, 1)
+    names = {"tk": tk, "q": q, "k": k, "v": v, "q_next": q, "k_next": k, "v_next": v}
+    names |= {"log_decay": -torch.rand(1, 2, 1), "beta": torch.rand(1, 2, 1)}
+    names |= {"x": x, "x_next": x, "weight": torch.randn(6, 4), "bias": torch.ones(6)}
+    for block in blocks(page):
+        exec(block, names)
+    assert names["o"].shape == v.shape
+
+
+@pytest.mark.exhaustive
+def test_the_example_of_several_devices_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a group of one process. tests/distributed has models of transformers."""
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_PORT", "0")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    config = GPT2Config(layers=1, heads=2, width=8, vocabulary=10, context=8)
+    tokens = torch.randint(10, (1, 8))
+    names: dict[str, Any] = {"tokens": tokens, "labels": tokens, "positions": torch.arange(8)[None]}
+    names |= {"model": GPT2(config), "mesh": None, "count": 8}
+    try:
+        for block in blocks("docs/scale.md"):
+            if "AutoModelForCausalLM" not in block:
+                exec(block, names)
+    finally:
+        dist.destroy_process_group()
+    assert names["whole"].shape == (10243, 8, 64)
 
 
 def headings(text: str) -> set[str]:
