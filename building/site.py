@@ -15,7 +15,8 @@ import re
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,7 @@ def picture(text: re.Match[str]) -> str:
     )
 
 
+@cache
 def pages() -> dict[Path, str]:
     """Returns the page of each file of the repository that has one, by its path in the site."""
     found = {path: path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")}
@@ -102,12 +104,12 @@ def pages() -> dict[Path, str]:
 def on_files(files: Any, config: Any) -> Any:
     """Adds the pages of files outside docs/."""
     made = importlib.import_module("mkdocs.structure.files").File
+    texts: dict[str, Callable[[str], str]]
+    texts = {".py": page_of_script, ".ipynb": page_of_notebook, ".md": str}
     for path, uri in pages().items():
-        text = path.read_text(encoding="utf-8")
-        if path.suffix != ".md":
-            text = page_of_script(text) if path.suffix == ".py" else page_of_notebook(text)
         if ROOT / "docs" not in path.parents:
-            files.append(made.generated(config, uri, content=text))
+            content = texts[path.suffix](path.read_text(encoding="utf-8"))
+            files.append(made.generated(config, uri, content=content))
     return files
 
 

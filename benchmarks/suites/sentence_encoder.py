@@ -187,7 +187,7 @@ def onnx_runtime(folder: Path, dtype: torch.dtype, batch: list[str], *, int8: bo
         NotMeasuredError: the dtype is not float32.
     """
     if dtype != torch.float32:
-        raise NotMeasuredError("has no kernels in this dtype for CPUs")
+        raise NotMeasuredError("is measured in float32 only")
     runtime = import_module("onnxruntime")
     one = encoder(folder, "eager")
     path = str(folder / "bert.onnx")

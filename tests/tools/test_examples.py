@@ -6,6 +6,7 @@ import ast
 import contextlib
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -28,10 +29,13 @@ def without_numbers(text: str) -> str:
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
 def test_script(path: Path) -> None:
     """In a process of its own: some start processes, and `register()` lasts."""
+    folders = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environ = os.environ | {"PYTHONPATH": folders}  # the package need not be installed
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    _, command, documented = docstring.partition(f"    $ python examples/{path.name}\n")
-    assert command
-    run = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
+    _, shown, documented = docstring.partition(f"    $ python examples/{path.name}\n")
+    assert shown
+    command = [sys.executable, str(path)]
+    run = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     expected = "\n".join(line.removeprefix("    ") for line in documented.splitlines())
     assert without_numbers(run.stdout) == without_numbers(expected)
