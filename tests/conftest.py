@@ -30,8 +30,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--isa",
         metavar="NAME",
-        help="instruction set of the CPU kernels: portable, avx2, avx512 or amx (default: the best "
-        "that the CPU supports); AVX-512 emulates amx where it is missing, and emulated-amx always",
+        help="instruction set of the CPU kernels: portable, avx2, avx512, avx512_bf16 or amx "
+        "(default: the best of this CPU); AVX-512 emulates the last two where they are missing, "
+        "and emulated-avx512_bf16 and emulated-amx always",
     )
     parser.addoption(
         "--tier",
@@ -73,9 +74,9 @@ def pytest_report_header() -> list[str]:
     from tests.support.backends import NOT_EMULATED
 
     cuda = "emulated" if NOT_EMULATED is None else f"not run: {NOT_EMULATED}"
-    amx = ["AMX: emulated by AVX-512"] if libraries.amx_is_emulated() else []
+    isas = ["AMX and vdpbf16ps: emulated by AVX-512"] if libraries.is_emulated() else []
     gpu = [] if torch.cuda.is_available() else ["tests marked gpu: deselected, no CUDA device"]
-    return [f"CUDA kernels: {cuda}", *amx, *gpu]
+    return [f"CUDA kernels: {cuda}", *isas, *gpu]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

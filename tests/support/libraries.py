@@ -1,5 +1,6 @@
 """Shared objects that only tests use: their builds, and the CPU extension with other flags, under
-sanitizers or with emulated AMX. Nothing here imports transformer_kernels before it is chosen."""
+sanitizers or with emulated instructions. Nothing here imports transformer_kernels before it is
+chosen."""
 
 from __future__ import annotations
 
@@ -96,13 +97,16 @@ def sanitized_environment() -> dict[str, str]:
     }
 
 
-EMULATED_AMX_FLAGS = ("-DTK_EMULATE_AMX", "-O2")  # -O2 compiles in half the time of -O3
+EMULATED = ("avx512_bf16", "amx")
+"""Instruction sets whose products of bfloat16 AVX-512 emulates."""
+
+EMULATED_FLAGS = ("-DTK_EMULATE_BFLOAT16", "-O2")  # -O2 compiles in half the time of -O3
 AVX512 = ("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq")
-_amx_is_emulated = False
+_is_emulated = False
 
 
-def emulated_amx_unavailable_reason() -> str | None:
-    """The reason why AMX cannot be emulated by AVX-512, or None if it can."""
+def emulation_unavailable_reason() -> str | None:
+    """The reason why AVX-512 cannot emulate AMX and vdpbf16ps, or None if it can."""
     features = torch.cpu.get_capabilities()
     if not all(features.get(name) for name in AVX512):
         return "this CPU lacks AVX-512"
@@ -114,36 +118,40 @@ def emulated_amx_unavailable_reason() -> str | None:
 def choose_isa(isa: str | None) -> None:
     """Makes the CPU kernels those of an instruction set, "emulated-amx" included; None: the best.
 
-    "amx" is emulated on a CPU without it (csrc/cpu/engine/amx_tiles_emulated.h); the other
-    instruction sets are then those of the package.
+    Those of `EMULATED` are emulated on a CPU without them (csrc/cpu/engine/dot.h,
+    amx_tiles_emulated.h); the other instruction sets are then those of the package.
 
     Raises:
         ValueError: the CPU lacks the instruction set.
     """
-    if isa == "emulated-amx" or (isa == "amx" and not has_amx()):
-        if (reason := emulated_amx_unavailable_reason()) is not None:
+    if isa is None:
+        return
+    name = isa.removeprefix("emulated-")
+    if name in EMULATED and (name != isa or not has(name)):
+        if (reason := emulation_unavailable_reason()) is not None:
             raise ValueError(reason)
         if "transformer_kernels" in sys.modules:  # by the conftest.py of a subfolder
             raise ValueError("to emulate it, name the folder tests, and choose with -k")
-        _install_emulated_amx()
-        isa = "amx"
-    if isa is not None:
-        from transformer_kernels import _C
+        _install_emulated()
+        isa = name
+    from transformer_kernels import _C
 
-        _C.force_isa(isa)
-
-
-def has_amx() -> bool:
-    return bool(torch.cpu.get_capabilities().get("amx_bf16"))
+    _C.force_isa(isa)
 
 
-def amx_is_emulated() -> bool:
-    return _amx_is_emulated
+def has(isa: str) -> bool:
+    """Whether this CPU has one of `EMULATED`."""
+    features = torch.cpu.get_capabilities()
+    return bool(features.get({"amx": "amx_bf16"}.get(isa, isa)))
 
 
-def _install_emulated_amx() -> None:
-    global _amx_is_emulated
+def is_emulated() -> bool:
+    return _is_emulated
+
+
+def _install_emulated() -> None:
+    global _is_emulated
     normal = extension.toolchain(find_compiler(os.environ), find_torch(), None)
-    tools = replace(normal, cxx_flags=(*normal.cxx_flags, *EMULATED_AMX_FLAGS))
-    install_extension(_build_extension("build/emulated_amx/_C.so", tools, "emulated AMX"))
-    _amx_is_emulated = True
+    tools = replace(normal, cxx_flags=(*normal.cxx_flags, *EMULATED_FLAGS))
+    install_extension(_build_extension("build/emulated_isas/_C.so", tools, "emulated kernels"))
+    _is_emulated = True

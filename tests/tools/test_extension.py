@@ -72,7 +72,8 @@ def shared_object(tree: Path) -> Path:
 def test_kernels_are_compiled_once_for_each_instruction_set() -> None:
     units = [(unit.variant, unit.source) for unit in host_units("x86_64", TORCH)]
     sources = [f"csrc/cpu/{folder}/kernels.cpp" for folder in ("attention", "linear")]
-    expected = [(isa, x) for isa in ("portable", "avx2", "avx512", "amx") for x in sources]
+    names = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
+    expected = [(isa, x) for isa in names for x in sources]
     assert [unit for unit in units if unit[1] in sources] == expected
     assert [isa.name for isa in isas_for("aarch64")] == ["portable"]
 

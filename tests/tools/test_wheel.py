@@ -138,7 +138,8 @@ def test_vector_instructions_are_in_kernels_of_an_instruction_set_only() -> None
         for name, body in zip(functions[::2], functions[1::2], strict=True)
         if VECTOR_CODE.search(body)
     }
-    kernels = {name for name in vector if re.search(r"2tk3cpu.*(4avx2|6avx512|3amx)", name)}
+    isas = "4avx2|6avx512|11avx512_bf16|3amx"
+    kernels = {name for name in vector if re.search(f"2tk3cpu.*({isas})", name)}
     assert len(kernels) > 100
     assert vector - kernels == set()
 

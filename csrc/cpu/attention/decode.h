@@ -340,17 +340,21 @@ TK_INLINE auto with_storage(const Problem& p, Run&& run) {
     using Real = typename ConvertedRow<decltype(element)>::Real;
     return p.is_int8 ? run(element, Int8<Real>{}) : run(element, element);
   };
-  switch (p.dtype) {
-    case DType::kFloat16:
-      return with_query(Float16{});
-    case DType::kBFloat16:
-      return with_query(BFloat16{});
-    case DType::kFloat32:
-      return with_query(float{});
-    case DType::kFloat64:
-      break;
+  if constexpr (kOnlyBFloat16) {
+    return with_query(BFloat16{});
+  } else {
+    switch (p.dtype) {
+      case DType::kFloat16:
+        return with_query(Float16{});
+      case DType::kBFloat16:
+        return with_query(BFloat16{});
+      case DType::kFloat32:
+        return with_query(float{});
+      case DType::kFloat64:
+        break;
+    }
+    return with_query(double{});
   }
-  return with_query(double{});
 }
 
 TK_INLINE size_t decode_workspace(const Sequences& all, const Workers& workers) {

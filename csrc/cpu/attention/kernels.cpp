@@ -1,7 +1,7 @@
 // The kernels of one instruction set. The build compiles this file once per instruction set, with
 // TK_ISA as the name of the namespace.
 #ifndef TK_ISA
-#error "compile with -DTK_ISA=portable, avx2, avx512 or amx"
+#error "compile with -DTK_ISA=portable, avx2, avx512, avx512_bf16 or amx"
 #endif
 
 #include "cpu/attention/kernels.h"
@@ -14,9 +14,6 @@
 #include "cpu/attention/block_mask.h"
 #include "cpu/attention/forward.h"
 #include "cpu/engine/engines.h"
-
-#define TK_STRINGIFY(x) #x
-#define TK_NAME(x) TK_STRINGIFY(x)
 
 namespace tk::cpu::TK_ISA {
 
@@ -42,11 +39,10 @@ bool is_narrow(const Problem& p) {
 
 template <typename Run>
 void with_forward_engine(const Problem& p, Run&& run) {
-  if (is_narrow(p)) {
-    run(NarrowEngine{});
-  } else {
-    with_engine(p, run);
+  if constexpr (!kOnlyBFloat16) {
+    if (is_narrow(p)) return static_cast<void>(run(NarrowEngine{}));
   }
+  with_engine(p, run);
 }
 
 // Bytes of workspace.
@@ -71,7 +67,10 @@ size_t packed_workspace(const ForwardParams& p, const Workers& workers) {
     lay_out_forward<decltype(engine)>(p, workers.count, arena);
     return arena.used;
   };
-  return is_narrow(p) ? count(NarrowEngine{}) : workspace(p, count);
+  if constexpr (!kOnlyBFloat16) {
+    if (is_narrow(p)) return count(NarrowEngine{});
+  }
+  return workspace(p, count);
 }
 
 void run_packed(const ForwardParams& p, const Workers& workers, void* memory,
@@ -151,8 +150,8 @@ void run_sequences(const ForwardParams* sequences, int64_t count, const Workers&
 
 }  // namespace
 
-const Kernels kKernels = {TK_NAME(TK_ISA),    &choice,      &fill_block_mask,     &fill_live_keys,
-                          &forward_workspace, &run_forward, &backward_workspace,  &run_backward,
-                          &sum_key_gradients, &decodes,     &sequences_workspace, &run_sequences};
+const Kernels kKernels = {&choice,      &fill_block_mask,     &fill_live_keys, &forward_workspace,
+                          &run_forward, &backward_workspace,  &run_backward,   &sum_key_gradients,
+                          &decodes,     &sequences_workspace, &run_sequences};
 
 }  // namespace tk::cpu::TK_ISA

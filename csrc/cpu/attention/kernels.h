@@ -17,7 +17,6 @@ struct Choice {
 };
 
 struct Kernels {
-  const char* name;
   Choice (*choice)(const Problem& problem);
   // Fills mask.block_mask.
   void (*fill_block_mask)(const MaskParams& mask, int64_t B, int64_t H, int64_t M, int64_t N,
@@ -47,6 +46,10 @@ namespace avx2 {
 extern const Kernels kKernels;
 }
 namespace avx512 {
+extern const Kernels kKernels;
+}
+// For bfloat16 only.
+namespace avx512_bf16 {
 extern const Kernels kKernels;
 }
 namespace amx {

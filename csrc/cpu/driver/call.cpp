@@ -65,8 +65,8 @@ std::string describe(const Problem& p, const LayoutParams& layout) {
   if (layout.kind == LayoutKind::kVarlen) {
     longest.M = layout.max_seqlen_q, longest.N = layout.max_seqlen_k;
   }
-  const cpu::Kernels& kernels = cpu::kernels();
-  const std::string isa = std::string(", ") + kernels.name;
+  const cpu::Kernels& kernels = cpu::kernels(p.dtype);
+  const std::string isa = ", " + cpu::isa();
   const char* const real = p.dtype == DType::kFloat64 ? " in float64" : " in float32";
   if (kernels.decodes(longest)) {
     return "csrc/cpu/attention/decode.h" + isa + (p.is_int8 ? ", int8 caches," : ",") + real;

@@ -73,7 +73,7 @@ std::optional<std::vector<int32_t>> copy_pages(KVCache& cache, std::span<const i
 
 void run_decode(const ForwardParams& params, const KVCache& cache) {
   if (params.M == 0) return;
-  const cpu::Kernels& kernels = cpu::kernels();
+  const cpu::Kernels& kernels = cpu::kernels(params.dtype);
   ForwardParams batch = params;
   bool scales_are_valid = true;
   batch.scales_are_valid = &scales_are_valid;

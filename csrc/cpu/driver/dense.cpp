@@ -35,7 +35,7 @@ size_t lse_bytes(const Problem& p) {
 }  // namespace
 
 void run_forward(ForwardParams& params) {
-  const cpu::Kernels& kernels = cpu::kernels();
+  const cpu::Kernels& kernels = cpu::kernels(params.dtype);
   const cpu::Workers threads = workers();
   if (params.mask.block_mask) write_block_mask(params, kernels, threads);
   const std::vector<uint8_t> live = find_live_keys(params, kernels, threads);
@@ -46,7 +46,7 @@ void run_forward(ForwardParams& params) {
 }
 
 void run_backward(BackwardParams& params) {
-  const cpu::Kernels& kernels = cpu::kernels();
+  const cpu::Kernels& kernels = cpu::kernels(params.dtype);
   const cpu::Workers threads = workers();
   const std::vector<uint8_t> live = find_live_keys(params, kernels, threads);
   const DistanceSums sums = allocate_distance_sums({&params, 1});

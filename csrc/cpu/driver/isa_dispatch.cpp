@@ -16,11 +16,16 @@ namespace tk::cpu {
 namespace {
 
 struct Candidate {
+  const char* name;
   const Kernels* kernels;
   const LinearKernels* linear;
   const DeltaKernels* delta;
   const ConvKernels* conv;
   bool (*runs_here)();
+  bool (*is_preferred)() = [] { return true; };
+  // In place of `kernels` and `linear` for bfloat16.
+  const Kernels* bfloat16 = kernels;
+  const LinearKernels* linear_bfloat16 = linear;
 };
 
 #if defined(__x86_64__)
@@ -32,6 +37,22 @@ bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
+
+// The test build emulates vdpbf16ps (cpu/engine/dot.h) and AMX (cpu/engine/amx_tiles_emulated.h) by
+// AVX-512.
+#if defined(TK_EMULATE_BFLOAT16)
+constexpr bool kEmulatesBFloat16 = true;
+#else
+constexpr bool kEmulatesBFloat16 = false;
+#endif
+
+bool has_avx512_bf16() {
+  return has_avx512() && (kEmulatesBFloat16 || __builtin_cpu_supports("avx512bf16"));
+}
+
+// Measured on AMD's Zen 4, where vdpbf16ps is as fast as a multiply-add of floats. On Intel's Xeon
+// it is slower than the conversions and multiply-adds that it replaces.
+bool has_fast_avx512_bf16() { return __builtin_cpu_is("amd"); }
 
 // CPUID leaf 7: not every compiler's __builtin_cpu_supports knows AMX.
 bool has_amx_tiles() {
@@ -50,42 +71,43 @@ bool request_amx_permission() {
 #endif
 }
 
-// The test build emulates AMX by AVX-512 (cpu/engine/amx_tiles_emulated.h).
-#if defined(TK_EMULATE_AMX)
-constexpr bool kEmulatesAmx = true;
-#else
-constexpr bool kEmulatesAmx = false;
-#endif
-
 bool has_amx_bf16() {
-  static const bool has = kEmulatesAmx || (has_amx_tiles() && request_amx_permission());
+  static const bool has = kEmulatesBFloat16 || (has_amx_tiles() && request_amx_permission());
   return has;
 }
 
 bool has_amx() { return has_avx512() && has_amx_bf16(); }
 #endif
 
-// In ascending order of preference; the names are those of the namespaces in kernels.h.
+// In ascending order of preference.
 const Candidate kCandidates[] = {
-    {&portable::kKernels, &portable::kLinearKernels, &portable::kDeltaKernels,
+    {"portable", &portable::kKernels, &portable::kLinearKernels, &portable::kDeltaKernels,
      &portable::kConvKernels, [] { return true; }},
 #if defined(TK_HAVE_AVX2)
-    {&avx2::kKernels, &avx2::kLinearKernels, &avx2::kDeltaKernels, &avx2::kConvKernels, has_avx2},
+    {"avx2", &avx2::kKernels, &avx2::kLinearKernels, &avx2::kDeltaKernels, &avx2::kConvKernels,
+     has_avx2},
 #endif
 #if defined(TK_HAVE_AVX512)
-    {&avx512::kKernels, &avx512::kLinearKernels, &avx512::kDeltaKernels, &avx512::kConvKernels,
-     has_avx512},
+    {"avx512", &avx512::kKernels, &avx512::kLinearKernels, &avx512::kDeltaKernels,
+     &avx512::kConvKernels, has_avx512},
+#endif
+#if defined(TK_HAVE_AVX512_BF16)
+    // The gated delta rule multiplies no bfloat16.
+    {"avx512_bf16", &avx512::kKernels, &avx512::kLinearKernels, &avx512::kDeltaKernels,
+     &avx512::kConvKernels, has_avx512_bf16, has_fast_avx512_bf16, &avx512_bf16::kKernels,
+     &avx512_bf16::kLinearKernels},
 #endif
 #if defined(TK_HAVE_AMX)
     // Convolutions multiply no matrices.
-    {&amx::kKernels, &amx::kLinearKernels, &amx::kDeltaKernels, &avx512::kConvKernels, has_amx},
+    {"amx", &amx::kKernels, &amx::kLinearKernels, &amx::kDeltaKernels, &avx512::kConvKernels,
+     has_amx},
 #endif
 };
 
 const Candidate* best() {
   const Candidate* chosen = nullptr;
   for (const Candidate& candidate : kCandidates) {
-    if (candidate.runs_here()) chosen = &candidate;
+    if (candidate.runs_here() && candidate.is_preferred()) chosen = &candidate;
   }
   return chosen;
 }
@@ -110,6 +132,7 @@ std::vector<Feature> cpu_features() {
           {"avx512bw", __builtin_cpu_supports("avx512bw") != 0},
           {"avx512vl", __builtin_cpu_supports("avx512vl") != 0},
           {"avx512dq", __builtin_cpu_supports("avx512dq") != 0},
+          {"avx512_bf16", has_avx512_bf16()},
           {"amx_bf16", has_amx_bf16()}};
 #else
   return {};
@@ -118,19 +141,23 @@ std::vector<Feature> cpu_features() {
 
 std::vector<std::string> built_isas() {
   std::vector<std::string> names;
-  for (const Candidate& candidate : kCandidates) names.emplace_back(candidate.kernels->name);
+  for (const Candidate& candidate : kCandidates) names.emplace_back(candidate.name);
   return names;
 }
 
-const Kernels& kernels() { return *chosen().kernels; }
+const Kernels& kernels(DType dtype) {
+  return dtype == DType::kBFloat16 ? *chosen().bfloat16 : *chosen().kernels;
+}
 
-const LinearKernels& linear_kernels() { return *chosen().linear; }
+const LinearKernels& linear_kernels(DType products) {
+  return products == DType::kBFloat16 ? *chosen().linear_bfloat16 : *chosen().linear;
+}
 
 const DeltaKernels& delta_kernels() { return *chosen().delta; }
 
 const ConvKernels& conv_kernels() { return *chosen().conv; }
 
-std::string isa() { return kernels().name; }
+std::string isa() { return chosen().name; }
 
 void force_isa(const std::string& name) {
   if (name == "auto") {
@@ -138,7 +165,7 @@ void force_isa(const std::string& name) {
     return;
   }
   for (const Candidate& candidate : kCandidates) {
-    if (name != candidate.kernels->name) continue;
+    if (name != candidate.name) continue;
     if (!candidate.runs_here()) throw std::invalid_argument("this CPU lacks " + name);
     forced = &candidate;
     return;

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "common/params.h"
 #include "cpu/attention/kernels.h"
 #include "cpu/conv/kernels.h"
 #include "cpu/delta/kernels.h"
@@ -22,9 +23,10 @@ std::vector<Feature> cpu_features();
 // Instruction sets compiled in, in ascending order of preference.
 std::vector<std::string> built_isas();
 
-// The kernels in use: the forced ones, else the best that this CPU supports.
-const Kernels& kernels();
-const LinearKernels& linear_kernels();
+// The kernels in use: the forced ones, else the best that this CPU supports. Those of attention and
+// of linear attention are for one dtype, of linear attention that of its products.
+const Kernels& kernels(DType dtype);
+const LinearKernels& linear_kernels(DType products);
 const DeltaKernels& delta_kernels();
 const ConvKernels& conv_kernels();
 std::string isa();

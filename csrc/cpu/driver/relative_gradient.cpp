@@ -56,7 +56,9 @@ DistanceSums allocate_distance_sums(std::span<BackwardParams> problems) {
 }
 
 void sum_distances(const BackwardParams& call, std::span<const BackwardParams> sequences) {
-  if (call.drelative_keys) cpu::kernels().sum_key_gradients(call, sequences, workers());
+  if (call.drelative_keys) {
+    cpu::kernels(call.dtype).sum_key_gradients(call, sequences, workers());
+  }
   if (!call.drelative_bias) return;
   const int64_t rows = call.score.relative_stride == 0 ? 1 : call.H_q;
   cpu::for_each(workers(), rows, [&](int64_t, int64_t row) {

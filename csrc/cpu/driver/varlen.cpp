@@ -77,13 +77,13 @@ bool is_bounded(const Varlen& varlen, int64_t max_M, int64_t max_N) {
 }
 
 void run_forward(const ForwardParams& packed, const Varlen& varlen, const KVCache& cache) {
-  const cpu::Kernels& kernels = cpu::kernels();
+  const cpu::Kernels& kernels = cpu::kernels(packed.dtype);
   run_sequences<ForwardParams>(sequences_of(packed, varlen, cache),
                                {kernels.forward_workspace, kernels.forward, &run_forward});
 }
 
 void run_backward(const BackwardParams& packed, const Varlen& varlen) {
-  const cpu::Kernels& kernels = cpu::kernels();
+  const cpu::Kernels& kernels = cpu::kernels(packed.dtype);
   std::vector<BackwardParams> sequences = sequences_of(packed, varlen);
   const DistanceSums sums = allocate_distance_sums(sequences);
   // Written once, below.

@@ -7,21 +7,9 @@
 //   multiply_tile<c, a, b>()              c += a b: float32, by pairs of bfloat16
 #pragma once
 
-#include <immintrin.h>
+#include "cpu/engine/pairs.h"
 
-#include <cstdint>
-
-#include "common/macros.h"
-
-namespace tk::cpu::TK_ISA {
-
-constexpr int64_t kTile = 16;       // rows of a tile; pairs per row
-constexpr int64_t kTileDepth = 32;  // elements per row
-constexpr int64_t kTileBytes = 1024;
-
-}  // namespace tk::cpu::TK_ISA
-
-#if defined(TK_EMULATE_AMX)
+#if defined(TK_EMULATE_BFLOAT16)
 
 #include "cpu/engine/amx_tiles_emulated.h"
 

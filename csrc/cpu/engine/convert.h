@@ -14,6 +14,13 @@
 
 namespace tk::cpu::TK_ISA {
 
+// The kernels of avx512_bf16 are compiled for bfloat16 only.
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+constexpr bool kOnlyBFloat16 = true;
+#else
+constexpr bool kOnlyBFloat16 = false;
+#endif
+
 struct Float16 {
   uint16_t bits;
 };

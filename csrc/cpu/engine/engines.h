@@ -7,7 +7,10 @@
 #include "common/params.h"
 #if defined(__AMX_BF16__)
 #include "cpu/engine/amx.h"
+#elif defined(__AVX512BF16__)
+#include "cpu/engine/dot.h"
 #endif
+#include "cpu/engine/convert.h"
 #include "cpu/engine/fma.h"
 
 namespace tk::cpu::TK_ISA {
@@ -18,7 +21,11 @@ using BFloat16Engine = Amx<1>;
 using Float32Engine = Amx<3>;
 #else
 using Float16Engine = Fma<float>;
+#if defined(__AVX512BF16__)
+using BFloat16Engine = Dot;
+#else
 using BFloat16Engine = Fma<float>;
+#endif
 using Float32Engine = Fma<float>;
 #endif
 using NarrowEngine = Fma<float, 32>;  // see is_narrow in attention/kernels.cpp
@@ -28,22 +35,26 @@ using NarrowEngine = Fma<float, 32>;  // see is_narrow in attention/kernels.cpp
 // multiply-add engine then repeats the call.
 template <typename Run>
 void with_engine(DType dtype, bool is_short, Run&& run) {
-  bool done = false;
-  switch (dtype) {
-    case DType::kFloat16:
-      done = run(Float16Engine{});
-      break;
-    case DType::kBFloat16:
-      done = run(BFloat16Engine{});
-      break;
-    case DType::kFloat32:
-      done = !is_short && run(Float32Engine{});
-      break;
-    case DType::kFloat64:
-      done = run(Fma<double>{});
-      break;
+  if constexpr (kOnlyBFloat16) {
+    run(BFloat16Engine{});
+  } else {
+    bool done = false;
+    switch (dtype) {
+      case DType::kFloat16:
+        done = run(Float16Engine{});
+        break;
+      case DType::kBFloat16:
+        done = run(BFloat16Engine{});
+        break;
+      case DType::kFloat32:
+        done = !is_short && run(Float32Engine{});
+        break;
+      case DType::kFloat64:
+        done = run(Fma<double>{});
+        break;
+    }
+    if (!done) run(Fma<float>{});
   }
-  if (!done) run(Fma<float>{});
 }
 
 // The maximum of count(engine), in bytes, over all engines that may run.
