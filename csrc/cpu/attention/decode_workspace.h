@@ -20,6 +20,8 @@ TK_INLINE bool is_decoding(const Problem& p) {
 #if defined(__AMX_BF16__)
   if (p.dtype == DType::kBFloat16) max_queries = 4;
   if (p.dtype == DType::kFloat16) max_queries = p.H_q == p.H_kv ? kDecodeLanes : 8;
+#elif defined(__AVX512BF16__)
+  max_queries = 12;
 #elif !defined(__F16C__)
   if (p.dtype == DType::kFloat16)
     max_queries = 8;  // rows are converted again for every few queries
