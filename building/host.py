@@ -63,8 +63,8 @@ ISAS = (
     Isa("portable", (), EVERY_MACHINE),
     Isa("avx2", ("-mavx2", "-mfma", "-mf16c"), X86_64),
     Isa("avx512", AVX512_FLAGS, X86_64),
-    # For bfloat16 only; other dtypes and kernels take those of avx512.
-    Isa("avx512_bf16", (*AVX512_FLAGS, "-mavx512bf16"), X86_64, ("attention", "linear")),
+    # Attention in bfloat16; the rest is that of avx512.
+    Isa("avx512_bf16", (*AVX512_FLAGS, "-mavx512bf16"), X86_64, ("attention",)),
     Isa("amx", (*AVX512_FLAGS, "-mamx-tile", "-mamx-bf16"), X86_64, WITH_PRODUCTS),
 )
 

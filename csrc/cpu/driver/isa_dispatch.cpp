@@ -23,9 +23,7 @@ struct Candidate {
   const ConvKernels* conv;
   bool (*runs_here)();
   bool (*is_preferred)() = [] { return true; };
-  // In place of `kernels` and `linear` for bfloat16.
-  const Kernels* bfloat16 = kernels;
-  const LinearKernels* linear_bfloat16 = linear;
+  const Kernels* bfloat16 = kernels;  // for calls in bfloat16
 };
 
 #if defined(__x86_64__)
@@ -92,10 +90,8 @@ const Candidate kCandidates[] = {
      &avx512::kConvKernels, has_avx512},
 #endif
 #if defined(TK_HAVE_AVX512_BF16)
-    // The gated delta rule multiplies no bfloat16.
     {"avx512_bf16", &avx512::kKernels, &avx512::kLinearKernels, &avx512::kDeltaKernels,
-     &avx512::kConvKernels, has_avx512_bf16, has_fast_avx512_bf16, &avx512_bf16::kKernels,
-     &avx512_bf16::kLinearKernels},
+     &avx512::kConvKernels, has_avx512_bf16, has_fast_avx512_bf16, &avx512_bf16::kKernels},
 #endif
 #if defined(TK_HAVE_AMX)
     // Convolutions multiply no matrices.
@@ -149,9 +145,7 @@ const Kernels& kernels(DType dtype) {
   return dtype == DType::kBFloat16 ? *chosen().bfloat16 : *chosen().kernels;
 }
 
-const LinearKernels& linear_kernels(DType products) {
-  return products == DType::kBFloat16 ? *chosen().linear_bfloat16 : *chosen().linear;
-}
+const LinearKernels& linear_kernels() { return *chosen().linear; }
 
 const DeltaKernels& delta_kernels() { return *chosen().delta; }
 

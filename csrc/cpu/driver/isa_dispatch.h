@@ -23,10 +23,10 @@ std::vector<Feature> cpu_features();
 // Instruction sets compiled in, in ascending order of preference.
 std::vector<std::string> built_isas();
 
-// The kernels in use: the forced ones, else the best that this CPU supports. Those of attention and
-// of linear attention are for one dtype, of linear attention that of its products.
+// The kernels in use: the forced ones, else the best that this CPU supports. Those of attention are
+// for calls of one dtype.
 const Kernels& kernels(DType dtype);
-const LinearKernels& linear_kernels(DType products);
+const LinearKernels& linear_kernels();
 const DeltaKernels& delta_kernels();
 const ConvKernels& conv_kernels();
 std::string isa();

@@ -19,17 +19,17 @@ void run(size_t (*workspace_size)(const Params&, const cpu::Workers&),
 }  // namespace
 
 void run_linear_forward(const LinearForwardParams& params) {
-  const cpu::LinearKernels& kernels = cpu::linear_kernels(cpu::products_of(params));
+  const cpu::LinearKernels& kernels = cpu::linear_kernels();
   run(kernels.forward_workspace, kernels.forward, params);
 }
 
 void run_linear_backward(const LinearBackwardParams& params) {
-  const cpu::LinearKernels& kernels = cpu::linear_kernels(cpu::products_of(params));
+  const cpu::LinearKernels& kernels = cpu::linear_kernels();
   run(kernels.backward_workspace, kernels.backward, params);
 }
 
 void run_linear_steps(const LinearForwardParams& params) {
-  const cpu::LinearKernels& kernels = cpu::linear_kernels(DType::kFloat32);
+  const cpu::LinearKernels& kernels = cpu::linear_kernels();
   run(kernels.steps_workspace, kernels.steps, params);
 }
 

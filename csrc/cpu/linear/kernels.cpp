@@ -1,7 +1,7 @@
 // The kernels of linear attention for one instruction set. The build compiles this file once per
 // instruction set, with TK_ISA as the name of the namespace.
 #ifndef TK_ISA
-#error "compile with -DTK_ISA=portable, avx2, avx512, avx512_bf16 or amx"
+#error "compile with -DTK_ISA=portable, avx2, avx512 or amx"
 #endif
 
 #include "cpu/linear/kernels.h"
@@ -16,7 +16,7 @@ namespace tk::cpu::TK_ISA {
 namespace {
 
 size_t forward_workspace(const LinearForwardParams& p, const Workers& workers) {
-  return largest_workspace(products_of(p), false, [&](auto engine) {
+  return largest_workspace(p.dtype, false, [&](auto engine) {
     Arena arena;
     lay_out_forward<decltype(engine)>(p, workers.count, arena);
     return arena.used;
@@ -24,13 +24,19 @@ size_t forward_workspace(const LinearForwardParams& p, const Workers& workers) {
 }
 
 void run_forward(const LinearForwardParams& p, const Workers& workers, void* memory) {
-  with_engine(products_of(p), false, [&](auto engine) {
+  with_engine(p.dtype, false, [&](auto engine) {
     return forward<decltype(engine)>(p, workers, Arena{static_cast<char*>(memory)});
   });
 }
 
+// The gradient of a decay sums terms that cancel: products of operands rounded to bfloat16 would
+// not do. Engines read rows of any dtype.
+DType backward_precision(const LinearBackwardParams& p) {
+  return p.dlog_decay && p.dtype == DType::kBFloat16 ? DType::kFloat16 : p.dtype;
+}
+
 size_t backward_workspace(const LinearBackwardParams& p, const Workers& workers) {
-  return largest_workspace(products_of(p), false, [&](auto engine) {
+  return largest_workspace(backward_precision(p), false, [&](auto engine) {
     Arena arena;
     lay_out_backward<decltype(engine)>(p, workers.count, arena);
     return arena.used;
@@ -38,7 +44,7 @@ size_t backward_workspace(const LinearBackwardParams& p, const Workers& workers)
 }
 
 void run_backward(const LinearBackwardParams& p, const Workers& workers, void* memory) {
-  with_engine(products_of(p), false, [&](auto engine) {
+  with_engine(backward_precision(p), false, [&](auto engine) {
     return backward<decltype(engine)>(p, workers, Arena{static_cast<char*>(memory)});
   });
 }
