@@ -28,7 +28,7 @@ DTYPES = ("float32", "bfloat16")
 
 GAINS = (
     ("Intel Xeon, AMX", "xeon-amx", "attention", "causal", 4096, 64),
-    ("AMD EPYC, AVX-512", "epyc-avx512", "attention", "causal", 2048, 64),
+    ("AMD EPYC, AVX-512", "epyc-avx512", "attention", "causal", 4096, 64),
     ("NVIDIA H200", "nvidia-h200", "gpu", "causal", 8192, 128),
     ("NVIDIA H200", "nvidia-h200", "gpu", "masks: 25% of blocks", 8192, 128),
 )
