@@ -48,8 +48,8 @@ bool has_avx512_bf16() {
   return has_avx512() && (kEmulatesBFloat16 || __builtin_cpu_supports("avx512bf16"));
 }
 
-// Measured on AMD's Zen 4, where vdpbf16ps is as fast as a multiply-add of floats. On Intel's Xeon
-// it is slower than the conversions and multiply-adds that it replaces.
+// On AMD's Zen 4, vdpbf16ps is as fast as a multiply-add of floats; on Intel's Xeon it is slower
+// (docs/cpu.md, section 1).
 bool has_fast_avx512_bf16() { return __builtin_cpu_is("amd"); }
 
 // CPUID leaf 7: not every compiler's __builtin_cpu_supports knows AMX.

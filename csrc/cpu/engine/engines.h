@@ -21,12 +21,12 @@ using BFloat16Engine = Amx<1>;
 using Float32Engine = Amx<3>;
 #else
 using Float16Engine = Fma<float>;
+using Float32Engine = Fma<float>;
 #if defined(__AVX512BF16__)
 using BFloat16Engine = Dot;
 #else
 using BFloat16Engine = Fma<float>;
 #endif
-using Float32Engine = Fma<float>;
 #endif
 using NarrowEngine = Fma<float, 32>;  // see is_narrow in attention/kernels.cpp
 
