@@ -63,6 +63,20 @@ TK_INLINE void clear_tile() {
   emulated_tile<kNumber>() = {};
 }
 
+// Rounds as tdpbf16ps and vdpbf16ps do for its lifetime.
+class EmulatedRounding {
+ public:
+  EmulatedRounding() {
+    _mm_setcsr(_MM_MASK_MASK | _MM_ROUND_NEAREST | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
+  }
+  ~EmulatedRounding() { _mm_setcsr(before); }
+  EmulatedRounding(const EmulatedRounding&) = delete;
+  EmulatedRounding& operator=(const EmulatedRounding&) = delete;
+
+ private:
+  unsigned before = _mm_getcsr();
+};
+
 TK_INLINE __m512 first_elements(__m512i pairs) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
 }
@@ -89,10 +103,8 @@ __attribute__((noinline)) inline void add_product(EmulatedTile& c, const Emulate
 
 template <int kC, int kA, int kB>
 TK_INLINE void multiply_tile() {
-  const unsigned mode = _mm_getcsr();
-  _mm_setcsr(_MM_MASK_MASK | _MM_ROUND_NEAREST | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
+  const EmulatedRounding rounding;
   add_product(emulated_tile<kC>(), emulated_tile<kA>(), emulated_tile<kB>());
-  _mm_setcsr(mode);
 }
 
 }  // namespace tk::cpu::TK_ISA

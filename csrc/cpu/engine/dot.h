@@ -5,40 +5,26 @@
 #include <cstring>
 
 #include "cpu/engine/pairs.h"
+#if defined(TK_EMULATE_BFLOAT16)
+#include "cpu/engine/amx_tiles_emulated.h"
+#endif
 
 namespace tk::cpu::TK_ISA {
 
 #if defined(TK_EMULATE_BFLOAT16)
 
-// vdpbf16ps for tests on a CPU without it: the second elements first, by fused multiply-adds that
-// round to nearest even and treat denormal numbers as zero. Only the payloads of NaN may differ.
-class DotMode {
- public:
-  DotMode() {
-    _mm_setcsr(_MM_MASK_MASK | _MM_ROUND_NEAREST | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
-  }
-  ~DotMode() { _mm_setcsr(mode); }
-  DotMode(const DotMode&) = delete;
-  DotMode& operator=(const DotMode&) = delete;
+using DotRounding = EmulatedRounding;
 
- private:
-  unsigned mode = _mm_getcsr();
-};
-
+// vdpbf16ps for tests on a CPU without it: the second elements first, by fused multiply-adds. Only
+// the payloads of NaN may differ.
 TK_INLINE __m512 add_products(__m512 sum, __m512i a, __m512i b) {
-  const auto second = [](__m512i pairs) {
-    return _mm512_castsi512_ps(_mm512_maskz_mov_epi16(0xaaaaaaaa, pairs));
-  };
-  const auto first = [](__m512i pairs) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
-  };
-  sum = _mm512_fmadd_ps(second(a), second(b), sum);
-  return _mm512_fmadd_ps(first(a), first(b), sum);
+  sum = _mm512_fmadd_ps(second_elements(a), second_elements(b), sum);
+  return _mm512_fmadd_ps(first_elements(a), first_elements(b), sum);
 }
 
 #else
 
-struct DotMode {};
+struct DotRounding {};
 
 TK_INLINE __m512 add_products(__m512 sum, __m512i a, __m512i b) {
   return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
@@ -57,7 +43,7 @@ struct Dot : Pairs<1> {
   template <Accuracy>
   static void multiply(int64_t rows, int64_t columns, const Product* terms, int count, float* c,
                        int64_t ldc, WriteMode mode, LoadPolicy = LoadPolicy::kCached) {
-    [[maybe_unused]] const DotMode rounding;
+    [[maybe_unused]] const DotRounding rounding;
     for (int64_t n = 0; n < columns; n += kStripColumns) {
       for (int64_t r = 0; r < rows; r += kStripRows) {
         multiply_strip(r, n, terms, count, c + r * ldc + n, ldc, mode);

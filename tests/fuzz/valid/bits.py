@@ -47,28 +47,24 @@ wanted; hidden: keys that hold NaN are appended and hidden; dense: the mask is a
 """
 
 
-_ANOTHER_ORDER = "products of several tiles are added in another order"
-_NOT_ON = {
-    "avx512_bf16": {"dense": _ANOTHER_ORDER},
-    "amx": {
-        "hidden": "float32 with at most 32 queries and keys uses another engine",
-        "dense": _ANOTHER_ORDER,
-        "nan": "the multiply-add engine repeats the whole call",
-        "inf": "the multiply-add engine repeats the whole call",
-    },
+_NOT_ON_AMX = {
+    "hidden": "float32 with at most 32 queries and keys uses another engine",
+    "dense": "products of several tiles are added in another order",
+    "nan": "the multiply-add engine repeats the whole call",
+    "inf": "the multiply-add engine repeats the whole call",
 }
 
 
 def promised(backend: str) -> list[str]:
     """Returns the changes that keep the bits of a backend on this CPU."""
-    broken = _NOT_ON.get(_C.isa(), {}) if backend == "cpu" else {}
-    return [c for c, who in CHANGES.items() if backend in who and c not in broken]
+    on_amx = backend == "cpu" and _C.isa() == "amx"
+    return [c for c, who in CHANGES.items() if backend in who and not (on_amx and c in _NOT_ON_AMX)]
 
 
 def promised_others(backend: str) -> list[Others]:
     """Returns the values of other batch entries that keep the bits of the first one."""
-    broken = _NOT_ON.get(_C.isa(), {}) if backend == "cpu" else {}
-    return [other for other in OTHERS if other not in broken]
+    on_amx = backend == "cpu" and _C.isa() == "amx"
+    return [other for other in OTHERS if not (on_amx and other in _NOT_ON_AMX)]
 
 
 @dataclass(frozen=True)
